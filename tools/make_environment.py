@@ -36,17 +36,32 @@ def main(arguments: list[str]) -> int:
     target = ["-c", str(CONSTRAINTS), "-e", f"{ROOT}[dev]"]
     if started_with_uv:
         # uv compiles only when told to; uncompiled, every Airflow process spends its first seconds compiling.
-        command = [str(python), "-m", "uv", "pip", "install", "-q", "--compile-bytecode", "--python", str(python), *target]
+        command = [
+            str(python),
+            "-m",
+            "uv",
+            "pip",
+            "install",
+            "-q",
+            "--compile-bytecode",
+            "--python",
+            str(python),
+            *target,
+        ]
         if subprocess.run(command, cwd=ROOT).returncode == 0:
             return _stamp(venv)
         print("uv did not succeed (its reason is above); the same again with pip", flush=True)
     if subprocess.run([str(python), "-m", "pip", "install", "-q", *target], cwd=ROOT).returncode != 0:
-        return _explain("The packages could not be installed; pip's reason is above. `make setup` starts again where it stopped.")
+        return _explain(
+            "The packages could not be installed; pip's reason is above. `make setup` starts again where it stopped."
+        )
     return _stamp(venv)
 
 
 def _works(python: Path) -> bool:
-    return python.exists() and subprocess.run([str(python), "-m", "pip", "--version"], capture_output=True).returncode == 0
+    return (
+        python.exists() and subprocess.run([str(python), "-m", "pip", "--version"], capture_output=True).returncode == 0
+    )
 
 
 def _create(venv: Path) -> bool:
@@ -58,7 +73,10 @@ def _create(venv: Path) -> bool:
     if "ensurepip" in done.stdout + done.stderr and os.geteuid() == 0 and shutil.which("apt-get"):
         print("Installing python3-venv with apt-get", flush=True)
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for step in (["apt-get", "update", "-q"], ["apt-get", "install", "-q", "-y", "--no-install-recommends", "python3-venv"]):
+        for step in (
+            ["apt-get", "update", "-q"],
+            ["apt-get", "install", "-q", "-y", "--no-install-recommends", "python3-venv"],
+        ):
             subprocess.run(step, env=environment, stdin=subprocess.DEVNULL, capture_output=True)
         done = subprocess.run([sys.executable, "-m", "venv", str(venv)], capture_output=True, text=True)
         if done.returncode == 0:

@@ -41,7 +41,9 @@ class HalfResult:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="run_tests", description="Run all tests, fast ones first, and say plainly what ran.")
+    parser = argparse.ArgumentParser(
+        prog="run_tests", description="Run all tests, fast ones first, and say plainly what ran."
+    )
     parser.add_argument("--only", choices=list(HALVES), help="run one half")
     options, rest = parser.parse_known_args(arguments)
     REPORTS.mkdir(parents=True, exist_ok=True)
@@ -88,7 +90,9 @@ def _close(results: list[HalfResult]) -> int:
         for test in result.failed:
             print(f"    failed: {test}")
         if result.status not in (0, 1, NOTHING_COLLECTED):
-            print(f"    pytest stopped before the end of this half (its exit status was {result.status}); its own words are above")
+            print(
+                f"    pytest stopped before the end of this half (its exit status was {result.status}); its own words are above"
+            )
     passed = sum(result.passed for result in results)
     failed = sum(len(result.failed) for result in results)
     skipped = sum(sum(result.skipped.values()) for result in results)

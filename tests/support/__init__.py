@@ -1,0 +1,1 @@
+"""What tests share: hosts, accounts, whole machines, a real Airflow, and waiting. The components themselves live in tools/rig."""

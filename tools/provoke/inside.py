@@ -1,0 +1,122 @@
+"""Runs as the first process of the sandbox: private mounts, hostname and loopback, then the job, then one line of status.
+
+Started by run.py through unshare(1); reads its orders as JSON on stdin, writes the status to descriptor 3. The job gets
+descriptor 1 and 2 (the log). Everything it changes vanishes with its namespaces, except the memory cgroup, which run.py removes.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+
+def mount(*args):
+    subprocess.run(["mount", *args], check=True, stdin=subprocess.DEVNULL)
+
+
+def raise_loopback():
+    """Set IFF_UP on lo (netdevice(7)), so that no ip(8) is needed."""
+    with socket.socket() as probe:
+        request = struct.pack("16sH14x", b"lo", 0x1 | 0x8 | 0x40)
+        fcntl.ioctl(probe, 0x8914, request)
+
+
+def move_scripts(venv):
+    """Let the environment's scripts (torchrun, accelerate) name the interpreter by the place the job sees."""
+    old = ("#!%s/bin/" % venv).encode()
+    kept = []
+    for name in os.listdir("/opt/conda/bin"):
+        path = os.path.join("/opt/conda/bin", name)
+        if os.path.islink(path):
+            kept.append((name, os.readlink(path), None))
+        else:
+            with open(path, "rb") as stream:
+                kept.append((name, None, stream.read().replace(old, b"#!/opt/conda/bin/", 1)))
+    mount("-t", "tmpfs", "-o", "size=16m,mode=755", "tmpfs", "/opt/conda/bin")
+    for name, target, data in kept:
+        path = os.path.join("/opt/conda/bin", name)
+        if data is None:
+            os.symlink(target, path)
+        else:
+            with open(path, "wb") as stream:
+                stream.write(data)
+            os.chmod(path, 0o755)
+
+
+def prepare(orders):
+    name = orders["hostname"].encode()
+    ctypes.CDLL(None, use_errno=True).sethostname(name, len(name))
+    raise_loopback()
+    mount("-t", "tmpfs", "-o", "size=%dm" % orders["shm_mib"], "tmpfs", "/dev/shm")
+    for folder in ("/opt", "/srv", "/mnt", "/home"):
+        os.makedirs(folder, exist_ok=True)
+        mount("-t", "tmpfs", "-o", "size=512m,mode=755", "tmpfs", folder)
+    if orders["venv"]:
+        os.makedirs("/opt/conda")
+        mount("--bind", orders["venv"], "/opt/conda")
+        move_scripts(orders["venv"])
+    mount("-t", "tmpfs", "-o", "size=512m,mode=1777", "tmpfs", "/tmp")
+    with open("/tmp/.hosts", "w") as hosts:
+        hosts.write("127.0.0.1 localhost\n127.0.0.1 %s\n" % orders["hostname"])
+    mount("--bind", "/tmp/.hosts", "/etc/hosts")
+    project = orders["project"]
+    os.makedirs(project)
+    for path, size in orders["disks"].items():
+        os.makedirs(path, exist_ok=True)
+        mount("-t", "tmpfs", "-o", "size=%dm" % size, "tmpfs", path)
+    for path, text in orders["files"].items():
+        path = os.path.join(project, path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as stream:
+            stream.write(text)
+    with open(os.path.join(project, "job.sh"), "w") as stream:
+        stream.write(orders["command"])
+
+
+def child_setup(orders):
+    def setup():
+        os.setsid()
+        os.nice(10)
+        os.chdir(orders["project"])
+        if orders["cgroup"]:
+            with open(os.path.join(orders["cgroup"], "cgroup.procs"), "w") as procs:
+                procs.write(str(os.getpid()))
+
+    return setup
+
+
+def main():
+    orders = json.load(sys.stdin)
+    prepare(orders)
+    job = subprocess.Popen(
+        ["bash", "job.sh"], env=orders["env"], stdin=subprocess.DEVNULL, preexec_fn=child_setup(orders), close_fds=True
+    )
+    deadline = time.monotonic() + orders["timeout_s"]
+    pending = orders["signal_when"]
+    timed_out = False
+    while job.poll() is None:
+        if pending and re.search(pending[0].encode(), os.pread(1, 1 << 20, 0)):
+            number = getattr(signal, pending[1])
+            os.killpg(job.pid, number) if pending[2] == "group" else os.kill(job.pid, number)
+            pending = None
+        if time.monotonic() > deadline:
+            timed_out = True
+            os.killpg(job.pid, signal.SIGKILL)
+        time.sleep(0.05)
+    time.sleep(0.3)  # late words of reaped children
+    status = {
+        "returncode": job.returncode,
+        "timed_out": timed_out,
+        "signal_sent": bool(orders["signal_when"]) and not pending,
+    }
+    os.write(3, json.dumps(status).encode())
+
+
+main()

@@ -1,0 +1,209 @@
+"""Provoke real failures and keep what they print.
+
+    python tools/provoke/run.py --list
+    python tools/provoke/run.py NAME [NAME ...] --out DIR [--venv VENV]
+    python tools/provoke/run.py --all --out DIR
+
+Each case runs in namespaces of its own (mounts, pids, network, hostname), one at a time and niced. For each, DIR gets
+NAME.log (the bytes of the job) and one line in runs.jsonl (exit code, signal, lines). Labels are written by a reader.
+Root and unshare(1) are needed; a case whose other needs are missing is named and left out, and the exit code is 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from case import Case, load_cases  # noqa: E402
+
+MODULES = {
+    "torch": "torch",
+    "jax": "jax",
+    "transformers": "transformers",
+    "datasets": "datasets",
+    "hub": "huggingface_hub",
+}
+MODULES.update(
+    {name: name for name in ("accelerate", "click", "pandas", "PIL", "tqdm", "safetensors", "numpy", "lightning")}
+)
+CGROUP_V1_MEMORY = Path("/sys/fs/cgroup/memory")
+HOSTNAME = "node01"
+
+
+def missing_needs(case: Case, venv: Path | None) -> list[str]:
+    """:return: what this machine lacks for the case, in words; empty when it can run."""
+    lacks = []
+    if os.geteuid() != 0:
+        lacks.append("root (for unshare and mount)")
+    if shutil.which("unshare") is None:
+        lacks.append("unshare (package util-linux)")
+    for need in case.needs:
+        if need in MODULES:
+            if venv is None or not list(venv.glob(f"lib/python3*/site-packages/{MODULES[need]}*")):
+                lacks.append(f"module {MODULES[need]} in the environment given by --venv")
+        elif shutil.which(need) is None:
+            lacks.append(f"program {need}")
+    if case.memory_mib is not None and not (CGROUP_V1_MEMORY / "memory.limit_in_bytes").exists():
+        lacks.append(f"a memory cgroup, version 1, at {CGROUP_V1_MEMORY}")
+    return lacks
+
+
+def run_case(case: Case, out: Path, venv: Path | None) -> dict[str, object]:
+    """
+    Run one case to its end.
+
+    :return: name, exit_code (128+N for signal N), signal (name or None), n_lines.
+    :raises RuntimeError: the sandbox itself failed, or the case ran past its time limit.
+    """
+    log_path = out / f"{case.name}.log"
+    cgroup = make_cgroup(case)
+    orders = {
+        "hostname": HOSTNAME,
+        "venv": str(venv) if venv else "",
+        "env": job_environment(case),
+        "cgroup": str(cgroup) if cgroup else "",
+        **{
+            key: getattr(case, key)
+            for key in ("command", "files", "project", "timeout_s", "shm_mib", "disks", "signal_when")
+        },
+    }
+    command = ["unshare", "--fork", "--kill-child", "--mount", "--propagation", "private", "--uts", "--ipc", "--net"]
+    command += [
+        "--pid",
+        "--mount-proc",
+        os.path.realpath(sys.executable),
+        "-I",
+        "-S",
+        str(Path(__file__).parent / "inside.py"),
+    ]
+    status_read, status_write = os.pipe()
+    try:
+        with open(log_path, "w+b", buffering=0) as log, tempfile.TemporaryFile() as orders_file:
+            # Several writers share the log; without O_APPEND a program that reopens it would overwrite the others.
+            fcntl.fcntl(log.fileno(), fcntl.F_SETFL, fcntl.fcntl(log.fileno(), fcntl.F_GETFL) | os.O_APPEND)
+            orders_file.write(json.dumps(orders).encode())
+            orders_file.seek(0)
+            # The sandbox writes to descriptor 3, whatever number the pipe got here (bash, since dash knows one digit only).
+            shell = ["bash", "-c", f'exec 3>&{status_write}; exec "$@"', "bash", *command]
+            subprocess.run(
+                shell, stdin=orders_file, stdout=log, stderr=log, pass_fds=(status_write,), timeout=case.timeout_s + 60
+            )
+        os.close(status_write)
+        status_write = -1
+        raw = os.read(status_read, 4096)
+    finally:
+        os.close(status_read)
+        if status_write >= 0:
+            os.close(status_write)
+        if cgroup is not None:
+            cgroup.rmdir()
+    if not raw:
+        raise RuntimeError(f"{case.name}: the sandbox failed:\n{log_path.read_text(errors='replace')[-2000:]}")
+    status = json.loads(raw)
+    if status["timed_out"]:
+        raise RuntimeError(f"{case.name}: still running after {case.timeout_s} s")
+    if case.signal_when and not status["signal_sent"]:
+        raise RuntimeError(f"{case.name}: the output never matched {case.signal_when[0]!r}, so no signal was sent")
+    clean_log(log_path, venv)
+    code = status["returncode"]
+    name = signal.Signals(-code).name if code < 0 else None
+    n_lines = count_lines(log_path.read_bytes())
+    return {"reproduce": case.name, "exit_code": 128 - code if code < 0 else code, "signal": name, "n_lines": n_lines}
+
+
+def count_lines(data: bytes) -> int:
+    r"""Lines ended by "\n", and an unfinished last one."""
+    return data.count(b"\n") + (0 if data.endswith(b"\n") or not data else 1)
+
+
+def job_environment(case: Case) -> dict[str, str]:
+    env = {
+        "PATH": "/opt/conda/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "HOME": "/home/alex",
+        "LANG": "C.UTF-8",
+        "USER": "alex",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    env.update(case.env)
+    return {key: value for key, value in env.items() if value != ""}
+
+
+def make_cgroup(case: Case) -> Path | None:
+    if case.memory_mib is None:
+        return None
+    folder = CGROUP_V1_MEMORY / f"provoke-{os.getpid()}"
+    folder.mkdir()
+    (folder / "memory.limit_in_bytes").write_text(str(case.memory_mib << 20))
+    return folder
+
+
+def clean_log(path: Path, venv: Path | None) -> None:
+    """Name the interpreter's own library as if it belonged to the environment; no other byte is touched."""
+    data = path.read_bytes()
+    if venv is not None:
+        base = (venv / "bin" / "python").resolve().parent.parent
+        if base != Path("/usr"):
+            data = data.replace(bytes(base), b"/opt/conda")
+    path.write_bytes(data)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Provoke real failures and keep what they print.")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--list", action="store_true", help="name every case and what this machine lacks for it")
+    parser.add_argument("--all", action="store_true", help="run every case that can run here")
+    parser.add_argument("--out", type=Path, help="folder for the logs and runs.jsonl")
+    parser.add_argument(
+        "--venv", type=Path, default=os.environ.get("PROVOKE_VENV"), help="environment with torch and the rest"
+    )
+    parser.add_argument(
+        "--cases", type=Path, default=None, help="folder of case modules, if not the one beside this file"
+    )
+    options = parser.parse_args()
+    cases = load_cases(options.cases) if options.cases else load_cases()
+    venv = Path(options.venv).resolve() if options.venv else None
+    if options.list:
+        for case in cases.values():
+            lacks = missing_needs(case, venv)
+            print(case.name + (f"   (missing: {'; '.join(lacks)})" if lacks else ""))
+        return 0
+    unknown = [name for name in options.names if name not in cases]
+    if unknown or not (options.names or options.all) or options.out is None:
+        parser.error(
+            f"no such case: {', '.join(unknown)}"
+            if unknown
+            else "give --list, or names or --all together with --out DIR"
+        )
+    options.out.mkdir(parents=True, exist_ok=True)
+    left_out = 0
+    for name in options.names or cases:
+        lacks = missing_needs(cases[name], venv)
+        if lacks:
+            print(f"{name}: left out, missing: {'; '.join(lacks)}", flush=True)
+            left_out += 1
+            continue
+        try:
+            run = run_case(cases[name], options.out, venv)
+        except RuntimeError as error:
+            print(f"{name}: FAILED TO PROVOKE: {error}", flush=True)
+            left_out += 1
+            continue
+        with open(options.out / "runs.jsonl", "a") as stream:
+            stream.write(json.dumps(run) + "\n")
+        print(f"{name}: exit {run['exit_code']} {run['signal'] or ''} {run['n_lines']} lines", flush=True)
+    return 3 if left_out else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
