@@ -1,7 +1,7 @@
 """Make the project's environment: `python3 tools/make_environment.py .venv`.
 
-Runs under the Python that is there, with the standard library alone. Versions come from requirements/constraints.txt, so
-that two machines get the same Airflow. uv does the work when pip can install it (seconds instead of minutes); pip otherwise.
+Runs under the Python that is there, with the standard library alone. Versions come from requirements/constraints.txt,
+so that two machines get the same Airflow. uv does the work when pip can install it (seconds, not minutes); else pip.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Run all tests, fast ones first, and say plainly what ran: `python -m tools.run_tests [--only fast|slow] [pytest arguments]`.
+"""Run all tests, fast ones first, and say plainly what ran.
+
+    python -m tools.run_tests [--only fast|slow] [pytest arguments]
 
 Both halves run whatever the first one's result is: one red unit test must not hide what the real Airflow does.
 """
@@ -18,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / ".cache" / "reports"
 
-# pytest's exit statuses: 0 all passed, 1 some failed, 5 nothing collected; anything else means that pytest itself could not work.
+# pytest's exit statuses: 0 all passed, 1 some failed, 5 nothing collected; any other: pytest itself could not work.
 NOTHING_COLLECTED = 5
 HALVES = {"fast": ("not slow", ["-n", "2", "--dist", "loadfile"]), "slow": ("slow", [])}
 
@@ -83,16 +85,14 @@ def _close(results: list[HalfResult]) -> int:
     print("\n== what ran")
     for result in results:
         skipped = sum(result.skipped.values())
-        line = f"{result.name}: {result.passed} passed, {len(result.failed)} failed, {skipped} skipped in {result.duration_s:.0f} s"
-        print(f"{line}; report: {result.report.relative_to(ROOT)}")
+        counts = f"{result.passed} passed, {len(result.failed)} failed, {skipped} skipped"
+        print(f"{result.name}: {counts} in {result.duration_s:.0f} s; report: {result.report.relative_to(ROOT)}")
         for reason, count in result.skipped.most_common():
             print(f"    skipped {count}: {reason}")
         for test in result.failed:
             print(f"    failed: {test}")
         if result.status not in (0, 1, NOTHING_COLLECTED):
-            print(
-                f"    pytest stopped before the end of this half (its exit status was {result.status}); its own words are above"
-            )
+            print(f"    pytest stopped before the end of this half (exit status {result.status}); its words are above")
     passed = sum(result.passed for result in results)
     failed = sum(len(result.failed) for result in results)
     skipped = sum(sum(result.skipped.values()) for result in results)

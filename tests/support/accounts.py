@@ -71,7 +71,7 @@ def create(shell: str = "bash", *, noisy: bool = False) -> Account:
     needs.root()
     path = shell if shell.startswith("/") else needs.program(shell)
     name = f"gpu{secrets.token_hex(4)}"
-    # An account whose password field is "!" counts as locked for sshd without PAM; "*" only means that no password fits.
+    # An account whose password field is "!" counts as locked for sshd without PAM; "*" means that no password fits.
     _retry("useradd", "--create-home", "--shell", path, "--password", "*", name)
     entry = pwd.getpwnam(name)
     account = Account(name, entry.pw_uid, entry.pw_gid, Path(entry.pw_dir), path)

@@ -48,7 +48,7 @@ def network_namespaces() -> None:
         pytest.skip(f"needs network namespaces with veth pairs, which this machine refuses: {reason}")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _refusal(*arguments: str) -> str:
     """Why `unshare ARGUMENTS` does not work; empty when it does."""
     command = [program("unshare"), *arguments]
@@ -69,9 +69,9 @@ def interpreter(version: str) -> str:
     return found
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def interpreters() -> dict[str, str]:
-    """Version ("3.8") to path, for every CPython found here from 3.6 on. The path is the real interpreter, not a shim."""
+    """Version ("3.8") to path, for every CPython found here from 3.6 on: real interpreters, not shims."""
     homes = [
         Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions",
         Path.home() / ".local/share/uv/python",

@@ -53,7 +53,7 @@ def send(pid: int, number: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """Pids of all living descendants, parents before children; a process that left through a dead parent is not among them."""
+    """Pids of all descendants, parents before children; one whose own parent died first is not among them."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
         children.setdefault(parent, []).append(child)

@@ -1,6 +1,7 @@
 """A throwaway OpenSSH server on loopback: own keys, own configuration, own log, a port that was free.
 
-It lets in by key whoever has an account here, as root; started by a plain user, that user alone. Traffic never leaves this machine.
+Started by root it lets in, by key, whoever has an account here; started by a plain user, that user alone.
+Traffic never leaves this machine.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class SshHost:
     :param address: any address of 127.0.0.0/8, so that several hosts look like several machines.
     :param username: the account named in connections; any account works when root runs the server.
     :param options: lines of sshd_config that come first (the first value wins), such as ``MaxStartups 1:100:1``.
-    :param mounts: shell lines run as root in a mount namespace of the server's own, before it starts (see tests/support/mounts.py).
+    :param mounts: shell lines run as root in a mount namespace of the server's own, before it starts
+        (tests/support/mounts.py has some).
     """
 
     def __init__(
@@ -137,7 +139,7 @@ class SshHost:
         raise DidNotHappen(f"sshd found no free port on {self.address} in 10 tries: {self._last_words()}")
 
     def stop(self, *, sessions: bool = True) -> None:
-        """Stop listening, and by default end the open sessions. What sessions have started in sessions of their own goes on."""
+        """Stop listening, and by default end the open sessions. What these detached goes on."""
         if self._process is None:
             return
         open_sessions = self.session_pids()
@@ -153,7 +155,7 @@ class SshHost:
         return [pid for pid in processes.descendants(self._process.pid) if _name(pid).startswith("sshd")]
 
     def kill_sessions(self) -> int:
-        """Cut every open connection at once, as a lost server process does; the host goes on listening. Returns how many processes."""
+        """Cut every open connection at once; the host goes on listening. Returns how many processes were killed."""
         return self._end(self.session_pids())
 
     def freeze(self) -> None:

@@ -23,11 +23,12 @@ def wait_until(
     """
     Ask again and again until the answer is true.
 
-    :param predicate: asked every ``interval_s``, at least twice, the last time after the deadline (so that a machine that
-        stood still for the whole wait is not taken for a condition that never came true).
+    :param predicate: asked every ``interval_s``, the last time after the deadline, so that a machine that stood still
+        for the whole wait is not taken for a condition that never came true.
     :param deadline_s: seconds from now.
-    :param what: what should happen, as a clause ("the task is deferred"); a callable is asked at the end and may add details.
-    :param ignore: exceptions of the predicate that mean "not yet" (a server that is still starting); others pass through.
+    :param what: what should happen, as a clause ("the task is deferred"); a callable is asked at the end and may add
+        details.
+    :param ignore: exceptions of the predicate that mean "not yet" (a server that is still starting); others pass.
     :return: the predicate's first true answer.
     :raises DidNotHappen: with ``what`` and the last answer or the last ignored exception.
     """
