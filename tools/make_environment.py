@@ -91,6 +91,8 @@ def _install_uv(python: Path) -> bool:
 
 
 def _stamp(venv: Path) -> int:
+    # Left by the build. With the project's folder on the path it would announce provider and plugin a second time.
+    shutil.rmtree(ROOT / "airflow_provider_gpualert.egg-info", ignore_errors=True)
     (venv / ".installed").touch()
     return 0
 
