@@ -300,7 +300,7 @@ class LineDecoder:
     """
     Bytes in, whole lines of text out: UTF-8 decoded across any boundary, bytes that are not UTF-8 as U+FFFD.
 
-    A line ends at ``\\n`` (as for ``grep -n``); a ``\\r`` before it is taken off, one within the line is left in. A line
+    A line ends at ``\\n`` (as for ``grep -n``); a ``\\r`` before it is taken off, one within the line stays. A line
     longer than :data:`MAX_LINE_CHARS` comes in pieces, so that memory stays flat.
     """
 
