@@ -1,7 +1,7 @@
-"""Which code ran: commit and dirty flag of the folder that a command starts in. Git is asked with a bound on everything.
+"""Which code ran: commit and dirty flag of the folder that a command starts in. Git is asked within bounds.
 
-A repository may be huge, on a slow disk, owned by somebody else, or hold hooks: git runs in a process of its own that is
-killed at the deadline, with the file-system monitor off and without locks that would disturb the user's own git.
+A repository may be huge, on a slow disk, owned by somebody else, or hold hooks: git runs in a process of its own that
+is killed at the deadline, with the file-system monitor off and without locks that would disturb the user's own git.
 """
 
 from __future__ import annotations
