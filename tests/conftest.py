@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.support.sshd"]
+pytest_plugins = ["tests.support.sshd", "tests.support.airflow_rig"]
 
 _HERE = Path(__file__).parent
 

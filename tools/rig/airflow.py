@@ -331,24 +331,25 @@ class AirflowRig:
         shutil.copyfile(model, database)
 
     def _end_strays(self) -> None:
-        """End what carries our AIRFLOW_HOME and outlived its component: a task whose worker was killed under it."""
-        mark = f"AIRFLOW_HOME={self.home}".encode()
+        """End what outlived its component: executor workers and tasks whose scheduler was killed above them."""
 
         def none_left() -> bool:
-            strays = [pid for pid in _pids_of_ours() if mark in _environment_of(pid)]
+            strays = [pid for pid in _other_pids() if self._is_ours(pid)]
             for pid in strays:
                 processes.send(pid, signal.SIGKILL)
             return not strays
 
         wait_until(none_left, 20, f"no process of {self.folder} is left")
 
+    def _is_ours(self, pid: int) -> bool:
+        # Processes that gave themselves a title have overwritten their environment; those stand in our folder.
+        try:
+            if os.readlink(f"/proc/{pid}/cwd").startswith(str(self.folder)):
+                return True
+            return f"AIRFLOW_HOME={self.home}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:  # ended, or somebody else's
+            return False
 
-def _pids_of_ours() -> list[int]:
+
+def _other_pids() -> list[int]:
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid()]
-
-
-def _environment_of(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # ended, or somebody else's
-        return []
