@@ -1,8 +1,9 @@
 """The archive that runs on GPU hosts: this package's own source, as one zip that is the same everywhere.
 
-The same source must give the same digest on every machine and under every interpreter, or each worker would place its own copy on each host. So nothing
-that varies goes in: names are sorted, times and modes are fixed, members are stored (what deflate makes depends on the zlib at hand), and only files that
-are source are taken. It is compressed on its way to the host, where compression pays and does not touch the digest.
+The same source must give the same digest on every machine and under every interpreter, or each worker would place its
+own copy on each host. So nothing that varies goes in: names are sorted, times and modes are fixed, members are stored
+(what deflate makes depends on the zlib at hand), and only files that are source are taken. It is compressed on its way
+to the host, where compression pays and does not touch the digest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from functools import lru_cache
 from gpualert.errors import GpuAlertError
 
 PACKAGE = "gpualert"
-#: Lists every other member: ``<sha256> <size> <name>``, sorted, then ``end <count>``. The host holds its unpacked copy against it at every start.
+#: Lists every other member: ``<sha256> <size> <name>``, sorted, then ``end <count>``. The host holds its unpacked copy
+#: against it at every start.
 MANIFEST = "MANIFEST"
 #: Makes the archive runnable by itself: ``python3 gpualert.pyz doctor``.
 _MAIN = b"import sys\n\nfrom gpualert.__main__ import main\n\nsys.exit(main())\n"
@@ -36,7 +38,8 @@ class Archive:
 @lru_cache(maxsize=2)
 def build(with_pynvml: bool = False) -> Archive:
     """
-    The archive of the package that is running, from a checkout, an installed wheel, or an archive itself. Made once per process.
+    The archive of the package that is running, from a checkout, an installed wheel, or an archive itself. Made once
+    per process.
 
     :param with_pynvml: put the module ``pynvml`` (of ``nvidia-ml-py``) beside the package.
     :raises GpuAlertError: the package's own source cannot be read, or ``pynvml`` is asked for and not installed here.

@@ -2,9 +2,11 @@
 
 Three steps, each with one reason:
 
-1. :data:`COMMAND`, the channel's command. A login shell of any kind has to pass it on unchanged to ``/bin/sh``, so it is one line in single quotes that holds no
-   quote, backslash, ``!`` or line break. It is a constant: it can be put on an allow-list, and nothing of the caller ever stands in a process list.
-2. the *stage-2 script* for ``/bin/sh``, which finds a Python. Its size goes before it, and ``dd bs=1`` takes exactly that: what follows belongs to Python.
+1. :data:`COMMAND`, the channel's command. A login shell of any kind has to pass it on unchanged to ``/bin/sh``, so it
+   is one line in single quotes that holds no quote, backslash, ``!`` or line break. It is a constant: it can be put on
+   an allow-list, and nothing of the caller ever stands in a process list.
+2. the *stage-2 script* for ``/bin/sh``, which finds a Python. Its size goes before it, and ``dd bs=1`` takes exactly
+   that: what follows belongs to Python.
 3. the *receiver* (``receiver.py``, sent as text), which finds or receives the archive and becomes ``gpualert.serve``.
 
 All three go out at once, so a host that has the archive answers in one round trip.
@@ -42,7 +44,8 @@ _PYTHON_PLACES = (
     "/opt/rh/*/root/usr/bin/python3",
 )
 
-# Reads exactly the receiver and its settings from stdin: the frames behind them are not for it. No single quote may stand in here.
+# Reads exactly the receiver and its settings from stdin: the frames behind them are not for it. No single quote may
+# stand in here.
 _LOADER = """\
 import os
 def take(n):
@@ -58,7 +61,8 @@ exec(compile(take(int(take(8))), "<gpualert receiver>", "exec"), space)
 space["main"](take(int(take(8))))
 """
 
-# -I: the user's PYTHONPATH, PYTHONHOME and site-packages must not reach us. -S: nor .pth files; and it starts faster. -X utf8: file names mean the same everywhere.
+# -I: the user's PYTHONPATH, PYTHONHOME and site-packages must not reach us. -S: nor .pth files; and it starts faster.
+# -X utf8: file names mean the same everywhere.
 # A probe of its own, because a shim (pyenv's) or a broken installation is found on PATH and is no Python.
 _STAGE_2 = """\
 m=@MARKER@
@@ -90,7 +94,9 @@ def marker(nonce: str) -> str:
 
 
 def stage_2(nonce: str, remote_python: str | None = None) -> str:
-    """The script for ``/bin/sh`` that picks a Python and becomes it, or says on a marked line which ones it found unfit."""
+    """
+    The script for ``/bin/sh`` that picks a Python and becomes it, or says on a marked line which ones it found unfit.
+    """
     first = [] if remote_python is None else [_sh_quoted(remote_python)]
     pythons = first + list(_PYTHON_NAMES) + [place.replace("$h", '"$h"') for place in _PYTHON_PLACES]
     return (

@@ -1,7 +1,8 @@
 """What client and host say to each other, as bytes in and bytes out. Nothing here sends, waits or looks at a clock.
 
-The blocking hook and the asynchronous trigger both drive one :class:`Conversation`; the host's end uses the same frames. What comes from the far end is hostile until
-checked: sizes are bounded before anything is kept, and whatever is wrong with it becomes an event, never a crash. The format is described in ``docs/explanation/wire.md``.
+The blocking hook and the asynchronous trigger both drive one :class:`Conversation`; the host's end uses the same
+frames. What comes from the far end is hostile until checked: sizes are bounded before anything is kept, and whatever is
+wrong with it becomes an event, never a crash. The format is described in ``docs/explanation/wire.md``.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _HEAD = struct.Struct("!II")
 
 #: Every type of frame that a host of this version sends.
 REPLIES = frozenset(
-    "hello need launched existing record unknown attached log gap state beat ended stopping stopped tombstoned outcome bytes launches"
-    " cleaned findings error".split()
+    "hello need launched existing record unknown attached log gap state beat ended stopping stopped tombstoned outcome"
+    " bytes launches cleaned findings error".split()
 )
 
 
@@ -41,7 +42,8 @@ class HostError(GpuAlertError):
     """
     The host answered with an ``error`` frame.
 
-    :ivar kind: a stable word: ``invalid_spec refused superseded tombstoned stale_epoch unknown_launch root_unreadable no_root disk newer_format cwd_missing internal``, …
+    :ivar kind: a stable word: ``invalid_spec refused superseded tombstoned stale_epoch unknown_launch
+        root_unreadable no_root disk newer_format cwd_missing internal``, …
     :ivar details: what else the host said, by name.
     """
 
@@ -91,7 +93,8 @@ class NotOurs:
     """
     The far end is not a host of ours, or not any more: nothing else will follow.
 
-    :param kind: ``shell`` (the command was not run as given), ``no_python``, ``python_too_old``, ``python_incomplete``, ``no_root``, ``archive``, ``unsupported_os``, ``protocol``, ``internal``.
+    :param kind: ``shell`` (the command was not run as given), ``no_python``, ``python_too_old``,
+        ``python_incomplete``, ``no_root``, ``archive``, ``unsupported_os``, ``protocol``, ``internal``.
     :param message: for people; ends with what the host printed, where that helps.
     :param printed: what the host printed before the marker, made printable, at most 2,000 characters of its end.
     """
@@ -138,7 +141,8 @@ class Decoder:
     """
     Bytes to frames, in whatever pieces the bytes come.
 
-    :ivar error: what was wrong with the stream; once set, nothing more is decoded, for nobody can say where the next frame would begin.
+    :ivar error: what was wrong with the stream; once set, nothing more is decoded, for nobody can say where the
+        next frame would begin.
     """
 
     def __init__(self, max_json_bytes: int = MAX_JSON_BYTES) -> None:
@@ -208,7 +212,8 @@ class Conversation:
 
     :param root: configured root on the host, or None for the usual ones.
     :param remote_python: the first Python to try there, a name or a path; None for the usual order.
-    :param local: talk to ``python -m gpualert serve`` (:meth:`local_arguments`), which needs no bootstrap and no archive.
+    :param local: talk to ``python -m gpualert serve`` (:meth:`local_arguments`), which needs no bootstrap and no
+        archive.
     """
 
     def __init__(
@@ -258,12 +263,16 @@ class Conversation:
 
     @property
     def printed(self) -> str:
-        """What the host has printed before the marker so far, made printable: for the error text of whoever gives up waiting."""
+        """
+        What the host has printed before the marker so far, made printable: for the error text of whoever gives up
+        waiting.
+        """
         return _printable(bytes(self._noise))
 
     def send(self, request: Mapping[str, Any] | Frame) -> None:
         """
-        Queue a request. It may be queued before the host has answered anything: then it arrives with the bootstrap, and the answer takes one round trip.
+        Queue a request. It may be queued before the host has answered anything: then it arrives with the bootstrap,
+        and the answer takes one round trip.
 
         :raises InvalidSpec: a launch request that is too large to be sent.
         :raises ProtocolError: any other frame that cannot be sent.
@@ -283,7 +292,9 @@ class Conversation:
         return data
 
     def receive(self, data: bytes) -> list[Event]:
-        """What ``data`` from the channel's stdout means. Any way of cutting the stream into pieces gives the same events."""
+        """
+        What ``data`` from the channel's stdout means. Any way of cutting the stream into pieces gives the same events.
+        """
         events: list[Event] = []
         if not self._over and self._decoder is None:
             data = self._seek_marker(data, events)
@@ -309,8 +320,8 @@ class Conversation:
         return [
             NotOurs(
                 "shell",
-                f"the login shell: expected it to run our command through /bin/sh, found that the channel ended{status} before our program began"
-                f" (an account without a shell, a forced command, or no /bin/sh); {said}",
+                f"the login shell: expected it to run our command through /bin/sh, found that the channel ended{status}"
+                f" before our program began (an account without a shell, a forced command, or no /bin/sh); {said}",
                 printed,
             )
         ]
@@ -325,7 +336,10 @@ class Conversation:
             self._searched = max(0, len(noise) - len(marker))
             if len(noise) >= MAX_NOISE_BYTES + len(marker):
                 del noise[MAX_NOISE_BYTES:]
-                message = f"the host: expected our start marker within {MAX_NOISE_BYTES} bytes, found other output; it ends: {self.printed[-400:]}"
+                message = (
+                    f"the host: expected our start marker within {MAX_NOISE_BYTES} bytes, found other output;"
+                    f" it ends: {self.printed[-400:]}"
+                )
                 self._give_up(events, "shell", message)
             return b""
         start = at + len(marker)
@@ -417,7 +431,9 @@ def _python_message(kind: str, found: str) -> str:
 
 
 def _printable(data: bytes, limit: int = 2000) -> str:
-    """The end of ``data`` as text that may stand in a log: no control characters, so no terminal can be driven by it."""
+    """
+    The end of ``data`` as text that may stand in a log: no control characters, so no terminal can be driven by it.
+    """
     text = data[-4 * limit :].decode("utf-8", "replace")
     kept = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
     return "\n".join(line.rstrip() for line in kept.splitlines() if line.strip())[-limit:]
@@ -427,7 +443,7 @@ def _shown(text: bytes) -> str:
     return repr(text[:100]) + ("…" if len(text) > 100 else "")
 
 
-# ---- requests -------------------------------------------------------------------------------------------------------------------------------
+# ---- requests
 
 
 def launch_request(

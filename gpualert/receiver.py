@@ -1,7 +1,8 @@
-"""What the host becomes first: a few functions that find or receive the archive and then step aside for ``gpualert.serve``.
+"""What the host becomes first: it finds or receives the archive, and then steps aside for ``gpualert.serve``.
 
-Sent as text at every connection and run before anything of the package is there, so it imports from the standard library alone. After the start marker
-only frames go to the client; our stdout is kept out of everybody else's reach, since a stray ``print`` would break the stream.
+Sent as text at every connection and run before anything of the package is there, so it imports from the standard
+library alone. After the start marker only frames go to the client; our stdout is kept out of everybody else's reach,
+since a stray ``print`` would break the stream.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ def main(raw_settings: bytes) -> None:
     """
     Never returns.
 
-    :param raw_settings: JSON: ``nonce``; ``digest`` and ``size`` (bytes) of the archive; ``root``, the configured root or null; ``protocol``, the versions that the client speaks.
+    :param raw_settings: JSON: ``nonce``; ``digest`` and ``size`` (bytes) of the archive; ``root``, the configured
+        root or null; ``protocol``, the versions that the client speaks.
     """
     stdin, stdout = private_streams()
     settings = json.loads(raw_settings)
-    write(stdout, ("\ngpualert-%s start\n" % settings["nonce"]).encode())
+    write(stdout, f"\ngpualert-{settings['nonce']} start\n".encode())
     try:
         if not sys.platform.startswith("linux"):
-            raise Told("unsupported_os", "the host: expected Linux, found %s" % sys.platform)
+            raise Told("unsupported_os", f"the host: expected Linux, found {sys.platform}")
         folder, early, placed = obtain(settings, stdin, stdout)
         serve = become(folder)
     except Told as told:
@@ -73,7 +75,8 @@ def private_streams() -> tuple[int, int]:
 
 def obtain(settings: dict[str, Any], stdin: int, stdout: int) -> tuple[str, bytes, bool]:
     """
-    The folder of the unpacked archive; frames that the client sent before it knew that the archive was missing; whether it was missing.
+    The folder of the unpacked archive; frames that the client sent before it knew that the archive was missing;
+    whether it was missing.
 
     :raises Told: ``no_root``, or ``archive`` when what came is not what was asked for.
     """
@@ -92,8 +95,8 @@ def obtain(settings: dict[str, Any], stdin: int, stdout: int) -> tuple[str, byte
             try:
                 return place(root, digest, data), early, True
             except OSError as error:
-                reason = "the archive cannot be written: %s" % error.strerror
-        why.append("%s: %s" % (root, reason))
+                reason = f"the archive cannot be written: {error.strerror}"
+        why.append(f"{root}: {reason}")
     raise Told("no_root", "no folder on the host can hold our files; name one that can as root. " + "; ".join(why))
 
 
@@ -103,22 +106,24 @@ def root_paths(configured: str | None) -> list[str]:
     paths = [] if not configured else [os.path.expanduser(configured)]
     if os.path.isabs(home):
         paths.append(os.path.join(home, ".local", "state", "gpualert"))
-    paths.append("/var/tmp/gpualert-%d" % os.getuid())
+    paths.append(f"/var/tmp/gpualert-{os.getuid()}")
     return paths
 
 
 def why_unfit(path: str) -> str | None:
-    """None when ``path`` is a folder that only we can have written to: what lies in it is code that we are going to run."""
+    """
+    None when ``path`` is a folder that only we can have written to: what lies in it is code that we are going to run.
+    """
     try:
         found = os.lstat(path)
     except OSError as error:
-        return "%s" % error.strerror
+        return str(error.strerror)
     if not stat.S_ISDIR(found.st_mode):
         return "expected a folder, found something else (a symbolic link is not followed)"
     if found.st_uid != os.getuid():
-        return "expected a folder of user %d, found one of user %d" % (os.getuid(), found.st_uid)
+        return f"expected a folder of user {os.getuid()}, found one of user {found.st_uid}"
     if found.st_mode & 0o077:
-        return "expected mode 0700, found %04o" % (found.st_mode & 0o7777)
+        return f"expected mode 0700, found {found.st_mode & 0o7777:04o}"
     return None
 
 
@@ -130,7 +135,7 @@ def make_root(path: str) -> str | None:
     except FileExistsError:
         pass
     except OSError as error:
-        return "cannot be made: %s" % error.strerror
+        return f"cannot be made: {error.strerror}"
     reason = why_unfit(path)
     if reason is None and not os.access(path, os.W_OK | os.X_OK):
         return "cannot be written to"
@@ -143,7 +148,7 @@ def intact(folder: str) -> bool:
 
     try:
         lines = read(os.path.join(folder, MANIFEST)).decode().splitlines()
-        if not lines or lines[-1] != "end %d" % (len(lines) - 1):
+        if not lines or lines[-1] != f"end {len(lines) - 1}":
             return False
         for line in lines[:-1]:
             digest, size, name = line.split(" ", 2)
@@ -165,9 +170,7 @@ def receive(stdin: int, digest: str, size: int) -> tuple[bytes, bytes]:
         head = take(stdin, 8)
         json_size, payload_size = struct.unpack("!II", head)
         if json_size + payload_size > _MAX_FRAME_BYTES:
-            raise Told(
-                "protocol", "expected a frame below %d bytes, found %d" % (_MAX_FRAME_BYTES, json_size + payload_size)
-            )
+            raise Told("protocol", f"expected a frame below {_MAX_FRAME_BYTES} bytes, found {json_size + payload_size}")
         text, payload = take(stdin, json_size), take(stdin, payload_size)
         if json.loads(text).get("type") == "archive":
             break
@@ -175,7 +178,7 @@ def receive(stdin: int, digest: str, size: int) -> tuple[bytes, bytes]:
     unpacker = zlib.decompressobj()
     data = unpacker.decompress(payload, size + 1)
     if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
-        raise Told("archive", "expected an archive of %d bytes with digest %s, found other content" % (size, digest))
+        raise Told("archive", f"expected an archive of {size} bytes with digest {digest}, found other content")
     return data, early
 
 
@@ -196,7 +199,7 @@ def place(root: str, digest: str, data: bytes) -> str:
         except FileExistsError:
             pass
     target = os.path.join(shelf, digest)
-    mine = "%s.%d-%s" % (target, os.getpid(), os.urandom(4).hex())
+    mine = f"{target}.{os.getpid()}-{os.urandom(4).hex()}"
     try:
         os.mkdir(mine, 0o700)
         with zipfile.ZipFile(io.BytesIO(data)) as packed:
@@ -229,12 +232,13 @@ def become(folder: str) -> Any:
         if not (error.name or "gpualert").startswith("gpualert"):
             raise Told(
                 "python_incomplete",
-                "%s %s: the standard library's module %r is missing; install the full Python (python3-minimal is not enough)"
-                % (sys.executable, sys.version.split()[0], error.name),
-            )
+                f"{sys.executable} {sys.version.split()[0]}: the standard library's module {error.name!r} is missing;"
+                " install the full Python (python3-minimal is not enough)",
+            ) from error
         raise
     except (EOFError, ValueError):
-        # A disk that filled up while bytecode was written leaves a cut cache file. The source is intact: leave the cache alone.
+        # A disk that filled up while bytecode was written leaves a cut cache file. The source is intact: leave the
+        # cache alone.
         for name in [name for name in sys.modules if name.split(".")[0] == "gpualert"]:
             del sys.modules[name]
         sys.dont_write_bytecode = True

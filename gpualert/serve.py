@@ -1,6 +1,7 @@
 """The host's end of the protocol: one request after another on one channel, until the client hangs up.
 
-Nothing that was launched depends on this process. Every failure becomes an ``error`` frame with a kind; the end of the channel is no failure at all.
+Nothing that was launched depends on this process. Every failure becomes an ``error`` frame with a kind; the end of the
+channel is no failure at all.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class Channel:
         return self._waiting.pop(0)
 
     def waiting(self, timeout_s: float) -> bool:
-        """Whether :meth:`next` has something to return (or to raise) without waiting; looks for at most ``timeout_s``."""
+        """
+        Whether :meth:`next` has something to return (or to raise) without waiting; looks for at most ``timeout_s``.
+        """
         import select
 
         while not (self._waiting or self._ended or self._decoder.error):
@@ -172,7 +175,7 @@ class Server:
     def _send_error(self, kind: str, message: str, details: Mapping[str, Any] | None = None) -> None:
         self._channel.send({"type": "error", "kind": kind, "message": message, "details": dict(details or {})})
 
-    # ---- verbs ---------------------------------------------------------------------------------------------------------------------------
+    # ---- verbs
 
     def _hello(self) -> None:
         from gpualert import procfs
@@ -364,7 +367,8 @@ def main(
     :param settings: what the client told the receiver: ``root``, ``protocol``.
     :return: an exit status.
     """
-    # A hang-up of the terminal or session says nothing that the end of stdin does not say, and must not cut a launch in two.
+    # A hang-up of the terminal or session says nothing that the end of stdin does not say, and must not cut a launch in
+    # two.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     settings = settings or {}
@@ -373,7 +377,8 @@ def main(
     known["protocol"] = min(newest, PROTOCOL_VERSIONS[1])
     channel = Channel(stdin, stdout, early)
     if known["protocol"] < max(oldest, PROTOCOL_VERSIONS[0]):
-        message = f"protocol: the client speaks versions {oldest} to {newest}, this host {PROTOCOL_VERSIONS[0]} to {PROTOCOL_VERSIONS[1]}"
+        spoken = f"{PROTOCOL_VERSIONS[0]} to {PROTOCOL_VERSIONS[1]}"
+        message = f"protocol: the client speaks versions {oldest} to {newest}, this host {spoken}"
         channel.send({"type": "error", "kind": "protocol", "message": message, "details": {}})
         return 1
     return Server(channel, known, settings.get("root")).run()
