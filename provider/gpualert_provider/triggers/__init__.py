@@ -1,0 +1,1 @@
+"""What runs in a triggerer while a training runs on its host."""
