@@ -68,9 +68,10 @@ def from_os_error(error: OSError, peer: str, doing: str) -> TransportError:
     if isinstance(error, socket.gaierror):
         return TransportError(
             "dns",
-            f"{peer}: the host name could not be resolved ({error.strerror or error}). Expected a name that this
-            machine's "
-            "resolver knows, or an address. Check the connection's host field; names from ~/.ssh/config are not followed.",
+            f"{peer}: the host name could not be resolved ({error.strerror or error}). Expected a name that this "
+            "machine's "
+            "resolver knows, or an address. Check the connection's host field; names from ~/.ssh/config are not "
+            "followed.",
         )
     if doing == "connecting":
         if isinstance(error, ConnectionRefusedError):
@@ -114,8 +115,8 @@ def host_key_unknown(peer: str, host: str, port: int, found: str, fingerprint: s
     """:param found: the key that the host showed, as ``type base64``."""
     return TransportError(
         "host_key",
-        f"{peer}: the host showed a key that is not known here: {found.split()[0]} {fingerprint}. Looked in:
-        {looked_in}. "
+        f"{peer}: the host showed a key that is not known here: {found.split()[0]} {fingerprint}. Looked in: "
+        f"{looked_in}. "
         f"If this is the host's real key (compare with `ssh-keygen -lf /etc/ssh/ssh_host_*.pub` there), pin it: "
         f'put "host_key": "{found}" into the connection\'s extra, or run '
         f"`ssh-keyscan -p {port} {host} >> ~/.ssh/known_hosts` on every worker and triggerer.",

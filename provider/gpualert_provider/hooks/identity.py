@@ -72,8 +72,8 @@ def read_identity(source: str, path: str, passphrase: str | None) -> Identity:
             text = opened.read()
     except OSError as error:
         raise ValueError(
-            f"{path!r} cannot be read here on {os.uname().nodename} ({error.strerror}); the file must exist on every
-            worker "
+            f"{path!r} cannot be read here on {os.uname().nodename} ({error.strerror}); the file must exist on every "
+            "worker "
             "and triggerer, or be given as private_key in the connection"
         ) from error
     identity = Identity(f"{source} {path}", text, passphrase, _certificate(expanded))

@@ -17,7 +17,10 @@ from gpualert_provider.hooks.target import LocalTarget
 
 _STDERR_KEPT = 8192
 # Not `-m` with PYTHONPATH: the training inherits this environment, and must not find our package in it.
-_START = "import runpy, sys; sys.path.insert(0, {path!r}); sys.argv[0] = 'gpualert'; runpy.run_module('gpualert', run_name='__main__')"
+_START = (
+    "import runpy, sys; sys.path.insert(0, {path!r}); sys.argv[0] = 'gpualert'; "
+    "runpy.run_module('gpualert', run_name='__main__')"
+)
 
 
 class LocalLink:

@@ -196,7 +196,8 @@ class ParamikoLink:
                 known = ", ".join(key.type for key in self.target.trusted_host_keys)
                 return TransportError(
                     "host_key",
-                    f"{peer}: the host offers no key of the types that {self.target.host_key_source} has for it ({known}).",
+                    f"{peer}: the host offers no key of the types that {self.target.host_key_source} has for it "
+                    f"({known}).",
                 )
             return errors.no_common_algorithm(peer, text)
         if isinstance(error, paramiko.ProxyCommandFailure):

@@ -79,7 +79,10 @@ def read_user_config(host: str, port: int, user: str, path: str = USER_CONFIG) -
 
 
 def known_host_keys(host: str, port: int, files: tuple[str, ...] = KNOWN_HOSTS) -> tuple[HostKey, ...]:
-    """All keys that known_hosts(5) files have for the host. Lines with markers (@cert-authority, @revoked) are passed over."""
+    """
+    All keys that known_hosts(5) files have for the host. Lines with markers (@cert-authority, @revoked) are passed
+    over.
+    """
     name = host if port == paramiko.config.SSH_PORT else f"[{host}]:{port}"
     found: list[HostKey] = []
     for file in files:

@@ -1,4 +1,7 @@
-"""What the blocking and the streaming session have in common: what answers a request, how long it may take, what a bad start means."""
+"""
+What the blocking and the streaming session have in common: what answers a request, how long it may take, what a bad
+start means.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,17 @@ def failed_start(event: NotOurs | Closed, peer: str) -> TransportError | HostErr
 
 
 def no_greeting(peer: str, printed: str, limit_s: float | None) -> TransportError:
-    """The account's shell runs, and nothing of ours came: an interactive menu, a hanging rc file, a host that stands still."""
+    """
+    The account's shell runs, and nothing of ours came: an interactive menu, a hanging rc file, a host that stands
+    still.
+    """
     said = f" So far it printed: {printed}" if printed else " It printed nothing."
     within = "" if limit_s is None else f" within {limit_s:g} s"
     kind = "shell" if printed else "timeout"
     return TransportError(
         kind,
-        f"{peer}: logged in, but our program did not begin{within}. The login shell may wait for input, an rc file may
-        hang, "
+        f"{peer}: logged in, but our program did not begin{within}. The login shell may wait for input, an rc file "
+        "may hang, "
         f"or the host is overloaded (cmd_timeout in the connection's extra sets the limit).{said}",
         {"printed": printed},
     )

@@ -28,7 +28,7 @@ SSH_PORT = 22
 CONNECT_TIMEOUT_S = 10.0
 BANNER_TIMEOUT_S = 30.0
 AUTH_TIMEOUT_S = 30.0
-#: How long an answer of the host may take. The hook's 10 s are meant for a shell that is already there; ours may have to
+#: How long an answer of the host may take. The hook allows 10 s, for a shell that is already there; ours may have to
 #: unpack the archive on a slow network file system first.
 COMMAND_TIMEOUT_S = 60.0
 KEEPALIVE_INTERVAL_S = 30.0
@@ -37,7 +37,7 @@ _ALGORITHM_KINDS = ("ciphers", "macs", "keys", "pubkeys", "kex")
 
 @dataclass(frozen=True)
 class LocalTarget:
-    """This very machine, reached through a child process instead of SSH."""
+    """This very machine, reached through a child process."""
 
     conn_id: None = None
 
@@ -181,8 +181,8 @@ class _Resolver:
         trusted, accept_unknown, source, warnings = self._host_keys(host, port)
         if config.not_followed:
             warnings.append(
-                f"~/.ssh/config has {', '.join(config.not_followed)} for {host!r}; Airflow connections do not follow
-                these. "
+                f"~/.ssh/config has {', '.join(config.not_followed)} for {host!r}; Airflow connections do not follow "
+                "these. "
                 "Put them into the connection's own fields."
             )
         return SshTarget(
