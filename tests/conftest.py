@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.support.sshd", "tests.support.airflow_rig"]
+pytest_plugins = ["tests.support.sshd", "tests.support.machine", "tests.support.airflow_rig"]
 
 _HERE = Path(__file__).parent
 

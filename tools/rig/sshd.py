@@ -37,44 +37,28 @@ def find_sshd() -> str:
     return os.path.abspath(found)
 
 
-class SshHost:
+class SshEndpoint:
     """
-    One SSH host; a context manager that starts and stops it.
+    What a client needs to know of a host that this project started, and the host's keys.
 
-    :param folder: where keys, configuration and log are kept; by default a new one, removed at the end. Other accounts
-        than ours must be able to pass through it.
-    :param address: any address of 127.0.0.0/8, so that several hosts look like several machines.
+    :param folder: where keys, configuration and log are kept. Other accounts than ours must be able to pass through it.
+    :param address: where the host listens.
     :param username: the account named in connections; any account works when root runs the server.
     :param options: lines of sshd_config that come first (the first value wins), such as ``MaxStartups 1:100:1``.
-    :param mounts: shell lines run as root in a mount namespace of the server's own, before it starts
-        (tests/support/mounts.py has some).
     """
 
-    def __init__(
-        self,
-        folder: Path | None = None,
-        *,
-        address: str = "127.0.0.1",
-        username: str | None = None,
-        options: Sequence[str] = (),
-        mounts: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, folder: Path, address: str, username: str | None, options: Sequence[str]) -> None:
         self._sshd = find_sshd()
-        self._own_folder = folder is None
-        self.folder = folder or Path(tempfile.mkdtemp(prefix="gpualert-sshd-"))
+        self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o755)
         self.address = address
         self.port = 0
         self.username = username or getpass.getuser()
         self.options = tuple(options)
-        self.mounts = tuple(mounts)
         self.log = self.folder / "sshd.log"
         self.key_path = self.folder / "id_ed25519"
-        self._process: subprocess.Popen[bytes] | None = None
         self._make_keys()
-
-    # -- what a client needs to know
 
     @property
     def host_key_line(self) -> str:
@@ -84,14 +68,8 @@ class SshHost:
     @property
     def known_hosts_line(self) -> str:
         """The same as a line of known_hosts(5)."""
-        return f"[{self.address}]:{self.port} {self.host_key_line}"
-
-    @property
-    def pid(self) -> int:
-        """Of the listening server; its sessions are its children."""
-        if self._process is None:
-            raise RuntimeError(f"the sshd in {self.folder} is not started")
-        return self._process.pid
+        where = self.address if self.port == 22 else f"[{self.address}]:{self.port}"
+        return f"{where} {self.host_key_line}"
 
     def connection_extra(self, **changes: Any) -> dict[str, Any]:
         """Extras of an Airflow ``ssh`` connection to this host; ``changes`` win, and a None removes an entry."""
@@ -114,21 +92,95 @@ class SshHost:
         """argv of an OpenSSH client that runs ``words`` there; no file of the user's own configuration is read."""
         known = self.folder / "known_hosts"
         known.write_text(self.known_hosts_line + "\n")
-        return [
-            *("ssh", "-F", "none", "-i", str(self.key_path), "-p", str(self.port), "-l", login or self.username),
-            *(
-                "-o",
-                f"UserKnownHostsFile={known}",
-                "-o",
-                "GlobalKnownHostsFile=/dev/null",
-                "-o",
-                "StrictHostKeyChecking=yes",
-            ),
-            *("-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", self.address),
-            *words,
-        ]
+        settings = {
+            "UserKnownHostsFile": str(known),
+            "GlobalKnownHostsFile": "/dev/null",
+            "StrictHostKeyChecking": "yes",
+            "IdentitiesOnly": "yes",
+            "BatchMode": "yes",
+            "ConnectTimeout": "20",
+        }
+        options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+        login = login or self.username
+        identity = ["-i", str(self.key_path), "-p", str(self.port), "-l", login]
+        return ["ssh", "-F", "none", *identity, *options, self.address, *words]
 
-    # -- life
+    def connections_accepted(self) -> int:
+        """Logins that have succeeded since the log began."""
+        # "Accepted key" also appears once per login, when the key was found and before its signature was checked.
+        return self.log.read_text(errors="replace").count("Accepted publickey for ")
+
+    def connections_opened(self) -> int:
+        """TCP connections since the log began, whether or not somebody logged in."""
+        return self.log.read_text(errors="replace").count("Connection from ")
+
+    def _make_keys(self) -> None:
+        for name in ("host_key", "id_ed25519"):
+            if not (self.folder / name).exists():
+                words = ["-q", "-t", "ed25519", "-N", "", "-C", "gpualert", "-f", str(self.folder / name)]
+                subprocess.run(["ssh-keygen", *words], check=True)
+        # Read by sshd under the identity of whoever logs in: it must be readable by all, and belongs to us.
+        authorized = self.folder / "authorized_keys"
+        shutil.copyfile(self.folder / "id_ed25519.pub", authorized)
+        authorized.chmod(0o644)
+
+    def _write_config(self) -> Path:
+        lines = [
+            *self.options,
+            f"ListenAddress {self.address}",
+            f"Port {self.port}",
+            f"HostKey {self.folder}/host_key",
+            f"PidFile {self.folder}/sshd.pid",
+            f"AuthorizedKeysFile {self.folder}/authorized_keys",
+            "StrictModes no",
+            "PasswordAuthentication no",
+            "KbdInteractiveAuthentication no",
+            "PermitRootLogin prohibit-password",
+            "UsePAM no",
+            "UseDNS no",
+            f"KexAlgorithms {_KEY_EXCHANGE}",
+            "MaxStartups 100:30:200",
+            "MaxSessions 100",
+            "PrintMotd no",
+            "AcceptEnv LANG LC_*",
+            "Subsystem sftp internal-sftp",
+            "LogLevel VERBOSE",
+        ]
+        config = self.folder / "sshd_config"
+        config.write_text("\n".join(lines) + "\n")
+        return config
+
+
+class SshHost(SshEndpoint):
+    """
+    An SSH host on loopback; a context manager that starts and stops it.
+
+    :param folder: by default a new one, removed at the end.
+    :param address: any address of 127.0.0.0/8, so that several hosts look like several machines.
+    :param mounts: shell lines run as root in a mount namespace of the server's own, before it starts
+        (tests/support/mounts.py has some).
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        address: str = "127.0.0.1",
+        username: str | None = None,
+        options: Sequence[str] = (),
+        mounts: Sequence[str] = (),
+    ) -> None:
+        self._own_folder = folder is None
+        super().__init__(folder or Path(tempfile.mkdtemp(prefix="gpualert-sshd-")), address, username, options)
+        self.mounts = tuple(mounts)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the listening server; its sessions are its children."""
+        if self._process is None:
+            raise RuntimeError(f"the sshd in {self.folder} is not started")
+        return self._process.pid
 
     def start(self) -> SshHost:
         """Start on a free port (the same one after a stop, if it is still free) and wait until it listens."""
@@ -168,15 +220,6 @@ class SshHost:
         for pid in [*self.session_pids(), self.pid]:
             processes.send(pid, signal.SIGCONT)
 
-    def connections_accepted(self) -> int:
-        """Logins that have succeeded since the log began."""
-        # "Accepted key" also appears once per login, when the key was found and before its signature was checked.
-        return self.log.read_text(errors="replace").count("Accepted publickey for ")
-
-    def connections_opened(self) -> int:
-        """TCP connections since the log began, whether or not somebody logged in."""
-        return self.log.read_text(errors="replace").count("Connection from ")
-
     def __enter__(self) -> SshHost:
         return self.start()
 
@@ -184,50 +227,6 @@ class SshHost:
         self.stop()
         if self._own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-    # -- how
-
-    def _make_keys(self) -> None:
-        for name in ("host_key", "id_ed25519"):
-            if not (self.folder / name).exists():
-                subprocess.run(
-                    ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "gpualert", "-f", str(self.folder / name)],
-                    check=True,
-                )
-        # Read by sshd under the identity of whoever logs in: it must be readable by all, and belongs to us.
-        authorized = self.folder / "authorized_keys"
-        shutil.copyfile(self.folder / "id_ed25519.pub", authorized)
-        authorized.chmod(0o644)
-
-    def _write_config(self) -> Path:
-        config = self.folder / "sshd_config"
-        config.write_text(
-            "\n".join(
-                [
-                    *self.options,
-                    f"ListenAddress {self.address}",
-                    f"Port {self.port}",
-                    f"HostKey {self.folder}/host_key",
-                    f"PidFile {self.folder}/sshd.pid",
-                    f"AuthorizedKeysFile {self.folder}/authorized_keys",
-                    "StrictModes no",
-                    "PasswordAuthentication no",
-                    "KbdInteractiveAuthentication no",
-                    "PermitRootLogin prohibit-password",
-                    "UsePAM no",
-                    "UseDNS no",
-                    f"KexAlgorithms {_KEY_EXCHANGE}",
-                    "MaxStartups 100:30:200",
-                    "MaxSessions 100",
-                    "PrintMotd no",
-                    "AcceptEnv LANG LC_*",
-                    "Subsystem sftp internal-sftp",
-                    "LogLevel VERBOSE",
-                    "",
-                ]
-            )
-        )
-        return config
 
     def _listens(self) -> bool:
         """Start once; False when the port was taken by somebody else in between."""
