@@ -1,7 +1,7 @@
-"""Runs as the first process of the sandbox: private mounts, hostname and loopback, then the job, then one line of status.
+"""The first process of the sandbox: private mounts, hostname and loopback, then the job, then one line of status.
 
 Started by run.py through unshare(1); reads its orders as JSON on stdin, writes the status to descriptor 3. The job gets
-descriptor 1 and 2 (the log). Everything it changes vanishes with its namespaces, except the memory cgroup, which run.py removes.
+descriptors 1 and 2 (the log). What it changes vanishes with its namespaces; the memory cgroup is removed by run.py.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ def raise_loopback():
 
 def move_scripts(venv):
     """Let the environment's scripts (torchrun, accelerate) name the interpreter by the place the job sees."""
-    old = ("#!%s/bin/" % venv).encode()
+    old = (f"#!{venv}/bin/").encode()
     kept = []
     for name in os.listdir("/opt/conda/bin"):
         path = os.path.join("/opt/conda/bin", name)
@@ -50,11 +50,22 @@ def move_scripts(venv):
             os.chmod(path, 0o755)
 
 
+def open_private_home(python_home):
+    """An interpreter below root's home is out of reach for the job's other users: show it in an otherwise empty home."""
+    if not python_home.startswith("/root/"):
+        return
+    os.makedirs("/opt/python")
+    mount("--bind", python_home, "/opt/python")
+    mount("-t", "tmpfs", "-o", "size=16m,mode=755", "tmpfs", "/root")
+    os.makedirs(python_home)
+    mount("--move", "/opt/python", python_home)
+
+
 def prepare(orders):
     name = orders["hostname"].encode()
     ctypes.CDLL(None, use_errno=True).sethostname(name, len(name))
     raise_loopback()
-    mount("-t", "tmpfs", "-o", "size=%dm" % orders["shm_mib"], "tmpfs", "/dev/shm")
+    mount("-t", "tmpfs", "-o", f"size={orders['shm_mib']}m", "tmpfs", "/dev/shm")
     for folder in ("/opt", "/srv", "/mnt", "/home"):
         os.makedirs(folder, exist_ok=True)
         mount("-t", "tmpfs", "-o", "size=512m,mode=755", "tmpfs", folder)
@@ -62,15 +73,16 @@ def prepare(orders):
         os.makedirs("/opt/conda")
         mount("--bind", orders["venv"], "/opt/conda")
         move_scripts(orders["venv"])
+        open_private_home(orders["python_home"])
     mount("-t", "tmpfs", "-o", "size=512m,mode=1777", "tmpfs", "/tmp")
     with open("/tmp/.hosts", "w") as hosts:
-        hosts.write("127.0.0.1 localhost\n127.0.0.1 %s\n" % orders["hostname"])
+        hosts.write(f"127.0.0.1 localhost\n127.0.0.1 {orders['hostname']}\n")
     mount("--bind", "/tmp/.hosts", "/etc/hosts")
     project = orders["project"]
     os.makedirs(project)
     for path, size in orders["disks"].items():
         os.makedirs(path, exist_ok=True)
-        mount("-t", "tmpfs", "-o", "size=%dm" % size, "tmpfs", path)
+        mount("-t", "tmpfs", "-o", f"size={size}m", "tmpfs", path)
     for path, text in orders["files"].items():
         path = os.path.join(project, path)
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -83,6 +95,8 @@ def prepare(orders):
 def child_setup(orders):
     def setup():
         os.setsid()
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)  # a background start may have told us to ignore them
         os.nice(10)
         os.chdir(orders["project"])
         if orders["cgroup"]:

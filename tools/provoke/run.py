@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from case import Case, load_cases  # noqa: E402
+from case import Case, load_cases
 
 MODULES = {
     "torch": "torch",
@@ -70,6 +70,7 @@ def run_case(case: Case, out: Path, venv: Path | None) -> dict[str, object]:
     orders = {
         "hostname": HOSTNAME,
         "venv": str(venv) if venv else "",
+        "python_home": str(python_home(venv)) if venv else "",
         "env": job_environment(case),
         "cgroup": str(cgroup) if cgroup else "",
         **{
@@ -93,7 +94,7 @@ def run_case(case: Case, out: Path, venv: Path | None) -> dict[str, object]:
             fcntl.fcntl(log.fileno(), fcntl.F_SETFL, fcntl.fcntl(log.fileno(), fcntl.F_GETFL) | os.O_APPEND)
             orders_file.write(json.dumps(orders).encode())
             orders_file.seek(0)
-            # The sandbox writes to descriptor 3, whatever number the pipe got here (bash, since dash knows one digit only).
+            # The sandbox writes to descriptor 3, whatever number the pipe got (bash: dash knows one digit only).
             shell = ["bash", "-c", f'exec 3>&{status_write}; exec "$@"', "bash", *command]
             subprocess.run(
                 shell, stdin=orders_file, stdout=log, stderr=log, pass_fds=(status_write,), timeout=case.timeout_s + 60
@@ -142,17 +143,22 @@ def job_environment(case: Case) -> dict[str, str]:
 def make_cgroup(case: Case) -> Path | None:
     if case.memory_mib is None:
         return None
-    folder = CGROUP_V1_MEMORY / f"provoke-{os.getpid()}"
+    folder = CGROUP_V1_MEMORY / f"job-{os.getpid()}"
     folder.mkdir()
     (folder / "memory.limit_in_bytes").write_text(str(case.memory_mib << 20))
     return folder
+
+
+def python_home(venv: Path) -> Path:
+    """:return: the installation that the environment was made from; its standard library appears in tracebacks."""
+    return (venv / "bin" / "python").resolve().parent.parent
 
 
 def clean_log(path: Path, venv: Path | None) -> None:
     """Name the interpreter's own library as if it belonged to the environment; no other byte is touched."""
     data = path.read_bytes()
     if venv is not None:
-        base = (venv / "bin" / "python").resolve().parent.parent
+        base = python_home(venv)
         if base != Path("/usr"):
             data = data.replace(bytes(base), b"/opt/conda")
     path.write_bytes(data)

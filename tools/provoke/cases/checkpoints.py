@@ -15,6 +15,25 @@ def net(width):
 
 """
 
+CUT_TAIL = (
+    PREAMBLE
+    + '''torch.save({"model": net(4096).state_dict(), "step": 1200}, "last.ckpt")
+data = open("last.ckpt", "rb").read()
+open("last.ckpt", "wb").write(data[:-200_000])
+print("resuming from last.ckpt", flush=True)
+state = torch.load("last.ckpt")
+'''
+)
+
+UNKNOWN_GLOBAL = (
+    PREAMBLE
+    + '''import collections
+torch.save({"model": net(8).state_dict(), "history": collections.deque([1, 2])}, "old.pt")
+print("resuming from old.pt", flush=True)
+state = torch.load("old.pt")
+'''
+)
+
 TRUNCATED = (
     PREAMBLE
     + """torch.save({"model": net(64).state_dict(), "step": 1200}, "last.ckpt")
@@ -66,6 +85,8 @@ model = net(64).to("cuda")
 
 CASES = [
     Case("checkpoint-truncated", "python resume.py\n", {"resume.py": TRUNCATED}, ("torch",)),
+    Case("checkpoint-cut-tail", "python resume.py\n", {"resume.py": CUT_TAIL}, ("torch",)),
+    Case("checkpoint-unknown-global", "python resume.py\n", {"resume.py": UNKNOWN_GLOBAL}, ("torch",)),
     Case("checkpoint-empty", "python resume.py\n", {"resume.py": EMPTY}, ("torch",)),
     Case("checkpoint-size-mismatch", "python finetune.py\n", {"finetune.py": MISMATCH}, ("torch",)),
     Case("checkpoint-other-keys", "python finetune.py\n", {"finetune.py": OTHER_KEYS}, ("torch",)),

@@ -67,6 +67,12 @@ print("starting metrics endpoint on 6006", flush=True)
 socketserver.TCPServer(("127.0.0.1", 6006), socketserver.BaseRequestHandler)
 """
 
+# An ELF header for another processor (machine 0xB7, AArch64), as when an image was built elsewhere.
+FOREIGN = r"""printf '\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\xb7\0\x01\0\0\0' > trainer
+head -c 4000 /dev/zero >> trainer && chmod +x trainer
+./trainer --epochs 3
+"""
+
 CASES = [
     Case(
         "module-missing",
@@ -85,6 +91,6 @@ CASES = [
     Case(
         "not-executable", "chmod 644 launch.sh\necho launching\n./launch.sh\n", {"launch.sh": "#!/bin/bash\necho hi\n"}
     ),
-    Case("not-executable-format", "head -c 4000 /dev/urandom > trainer; chmod +x trainer\n./trainer\n"),
+    Case("not-executable-format", FOREIGN),
     Case("port-in-use", "python serve.py\n", {"serve.py": PORT}),
 ]

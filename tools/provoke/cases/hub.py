@@ -1,4 +1,4 @@
-"""Model and data hubs that refuse, limit or cannot be reached: a small local server, a closed port, no network at all."""
+"""Model and data hubs that refuse, limit or cannot be reached: a local server, a closed port, no network at all."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ rc=$?
 if [ $rc -ne 0 ]; then
   echo "training ended with exit code $rc, last kernel messages:"
   dmesg --notime | grep -E 'oom-kill|Memory cgroup out of memory' | tail -n 2
-  echo "memory.oom_control:"; cat /sys/fs/cgroup/memory/provoke-*/memory.oom_control
+  echo "memory.oom_control:"; cat /sys/fs/cgroup/memory/job-*/memory.oom_control
 fi
 exit $rc
 """
