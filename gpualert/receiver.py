@@ -101,13 +101,14 @@ def obtain(settings: dict[str, Any], stdin: int, stdout: int) -> tuple[str, byte
 
 
 def root_paths(configured: str | None) -> list[str]:
-    """Where our files may live, in the order of ``rundir.find_roots``, which is not here yet."""
+    """Where our files may live: the order of ``rundir.candidate_roots``, which is not here yet."""
     home = os.path.expanduser("~")
-    paths = [] if not configured else [os.path.expanduser(configured)]
+    chosen = configured or os.environ.get("GPUALERT_ROOT")
+    paths = [os.path.expanduser(chosen)] if chosen else []
     if os.path.isabs(home):
         paths.append(os.path.join(home, ".local", "state", "gpualert"))
     paths.append(f"/var/tmp/gpualert-{os.getuid()}")
-    return paths
+    return list(dict.fromkeys(os.path.normpath(path) for path in paths))
 
 
 def why_unfit(path: str) -> str | None:

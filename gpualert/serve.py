@@ -25,6 +25,10 @@ from gpualert.protocol import (
     encode,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpualert.follow import Follower
+
 #: Records in one frame of a list; the frame stays far below the limit whatever they hold.
 _RECORDS_PER_FRAME = 100
 
@@ -115,7 +119,9 @@ class Server:
         self._channel = channel
         self._facts = facts
         self._root = root
+        self._followed: Follower | None = None
         self._verbs: dict[str, Callable[[Mapping[str, Any]], None]] = {
+            "ack": self._acknowledge,
             "launch": self._launch,
             "inspect": self._inspect,
             "follow": self._follow,
@@ -144,7 +150,7 @@ class Server:
 
     def answer(self, request: Frame) -> None:
         """One request, to its last reply."""
-        if request.type in ("ack", "detach"):
+        if request.type == "detach":
             return  # sent before the client saw that what it followed has ended
         verb = self._verbs.get(request.type)
         if verb is None:
@@ -160,9 +166,6 @@ class Server:
             raise
         except GpuAlertError as error:
             self._send_error(error.kind, str(error), getattr(error, "details", None))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            # Most often a field that is missing or of the wrong kind; the traceback tells the rest.
-            self._send_internal(what, error)
         except Exception as error:
             self._send_internal(what, error)
 
@@ -251,33 +254,38 @@ class Server:
             record = control.inspect(launch_id=launch_id, root=self._root)
         position = None if where == "ack" else (int(where["generation"]), int(where["offset"]))
         with follow.Follower(record.run_directory, position, epoch=epoch) as follower:
+            self._followed = follower
             self._channel.send({"type": "attached", "epoch": epoch, "record": record.to_json()})
             self._stream(follower)
 
-    def _stream(self, follower: Any) -> None:
+    def _stream(self, follower: Follower) -> None:
         """Frames out, and acknowledgements in, until the launch has ended, or the client detaches or hangs up."""
         try:
-            while True:
-                frames = follower.poll()
-                for header, payload in frames:
+            while not follower.finished:
+                for header, payload in follower.poll():
                     self._channel.send(header, payload)
-                if follower.finished:
-                    return
-                while self._channel.waiting(0.0 if frames else follower.delay_s):
+                timeout_s = 0.0 if follower.finished else follower.delay_s
+                while self._channel.waiting(timeout_s):
+                    timeout_s = 0.0
                     request = self._channel.next()
-                    if request.type == "ack":
-                        follower.acknowledge(int(request.header["generation"]), int(request.header["offset"]))
-                    elif request.type == "detach":
+                    if request.type == "detach":
                         return
-                    elif request.type == "follow":
-                        self._send_error(
-                            "protocol", "follow: expected one at a time on a channel, found another; detach first"
-                        )
+                    if request.type == "follow":
+                        found = "expected one at a time on a channel, found another; detach first"
+                        self._send_error("protocol", f"follow: {found}")
                     else:
                         self.answer(request)
-                    frames = [({}, b"")]
         finally:
             follower.save_acknowledged()
+
+    def _acknowledge(self, request: Mapping[str, Any]) -> None:
+        """An acknowledgement; also one that comes after ``ended``, as the last of each launch does."""
+        if self._followed is None:
+            raise ProtocolError("ack: expected a follow before it, found none on this channel")
+        generation, offset, ended = int(request["generation"]), int(request["offset"]), bool(request.get("ended"))
+        self._followed.acknowledge(generation, offset, ended)
+        if self._followed.finished:
+            self._followed.save_acknowledged()
 
     def _stop(self, request: Mapping[str, Any]) -> None:
         from gpualert import control
@@ -342,7 +350,7 @@ class Server:
     def _doctor(self, request: Mapping[str, Any]) -> None:
         from gpualert import doctor
 
-        self._send_many("findings", [dict(finding) for finding in doctor.examine(self._root)])
+        self._send_many("findings", [finding.to_json() for finding in doctor.examine(self._root)])
 
     def _send_many(self, word: str, items: list[dict[str, Any]]) -> None:
         """One frame or several; ``more`` is false in the last."""

@@ -1,0 +1,251 @@
+"""Follow one launch: its log from a position on, its state when that changes, and at last its outcome.
+
+The bytes of a launch are on the host's disk whether anybody follows or not; following only reads. So a follower may stop at any byte, and the next one
+goes on from the last position that was acknowledged: nothing is lost, and in normal running nothing comes twice.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Iterator
+
+from gpualert import records, report
+from gpualert.errors import ProtocolError
+from gpualert.logfile import LogChunk, LogReader, TimeIndex
+from gpualert.records import RunRecord, RunState
+from gpualert.rundir import RunDirectory
+
+#: Bytes of log in one frame, and in one call of :meth:`Follower.poll`.
+CHUNK_BYTES = 64 * 1024
+BATCH_BYTES = 512 * 1024
+#: Seconds between looks at a log: short while it grows, longer while it is quiet.
+SHORTEST_DELAY_S = 0.02
+LONGEST_DELAY_S = 0.5
+#: Seconds between full looks at the state; the end itself is noticed at every look at the log.
+STATE_EVERY_S = 1.0
+BEAT_EVERY_S = 10.0
+ACK_EVERY_S = 1.0
+#: How long the end may wait for the list of processes that were left behind, so that it stands in the outcome.
+TREE_WAIT_S = 2.0
+
+
+class Follower:
+    """
+    Gives the contents of frames, whenever asked; it never waits (but for the verdict, at the end).
+
+    :param position: (generation, offset) of the first byte wanted; None: what the last follower acknowledged, else the log's first byte.
+    :param epoch: the epoch taken by attaching; None for a mere reader, whose acknowledgements are not kept.
+    :param clock: seconds since the epoch; ``monotonic``: seconds since whenever.
+    :raises RunDirectoryError: there is no such launch, or its files cannot be read.
+    """
+
+    def __init__(
+        self,
+        run_directory: str,
+        position: tuple[int, int] | None = None,
+        *,
+        epoch: int | None = None,
+        verdict_wait_s: float = 5.0,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._files = RunDirectory(run_directory)
+        self._epoch = epoch
+        self._verdict_wait_s = verdict_wait_s
+        self._clock = clock
+        self._monotonic = monotonic
+        self.record: RunRecord = records.read(run_directory)
+        self.finished = False
+        self.delay_s = 0.0
+        generation, offset = self._acknowledged() if position is None else position
+        self._reader = LogReader(self._files.log_path, generation, offset)
+        self._index = TimeIndex(self._files.index_path)
+        self._caught_up = self._ever_caught_up = False
+        self._sent = (generation, offset)
+        self._ack: tuple[int, int, bool] | None = None
+        self._ack_saved_at = self._looked_at = self._beat_at = monotonic()
+        self._end_seen_at: float | None = None
+        self._goal: int | None = None
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """All messages to the end, waiting in between."""
+        while not self.finished:
+            yield from self.poll()
+            if self.delay_s and not self.finished:
+                time.sleep(self.delay_s)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(generation, offset) behind the last byte that :meth:`poll` gave."""
+        return self._sent
+
+    def poll(self) -> list[tuple[dict[str, Any], bytes]]:
+        """
+        What is new, in order: ``state``, ``gap``, ``log``, ``beat``, ``ended``. ``delay_s`` then says when to ask again; ``finished``, whether ``ended`` was given.
+
+        At most about :data:`BATCH_BYTES` of log.
+        """
+        messages: list[tuple[dict[str, Any], bytes]] = []
+        if self.finished:
+            return messages
+        now = self._monotonic()
+        self._look(now, messages)
+        self._read_log(messages)
+        if self._all_is_read(now):
+            outcome = report.build(self._files.path, verdict_wait_s=self._verdict_wait_s)
+            messages.append(({"type": "ended", "outcome": outcome.to_json()}, b""))
+            self.finished = True
+        elif messages:
+            self._beat_at = now
+        elif now - self._beat_at >= BEAT_EVERY_S:
+            self._beat_at = now
+            messages.append(({"type": "beat", "time": self._clock()}, b""))
+        if self._ack is not None and now - self._ack_saved_at >= ACK_EVERY_S:
+            self.save_acknowledged()
+        self._set_delay(any(header["type"] == "log" for header, _ in messages))
+        return messages
+
+    def acknowledge(self, generation: int, offset: int, ended: bool = False) -> None:
+        """
+        All bytes before this position are safely delivered; kept at once or a little later.
+
+        :param ended: the outcome has been reported too.
+        :raises ProtocolError: that byte was never given.
+        """
+        if (generation, offset) > self._sent:
+            raise ProtocolError(f"ack: expected a position up to {self._sent}, found {(generation, offset)}")
+        if self._ack is None or (generation, offset, ended) > self._ack:
+            self._ack = (generation, offset, ended)
+
+    def save_acknowledged(self) -> None:
+        """Write the last acknowledgement down, unless a later follower has taken over: its word counts then."""
+        if self._ack is None or self._epoch is None:
+            return
+        if self._files.epoch() <= self._epoch:
+            generation, offset, ended = self._ack
+            before = self._files.read_ack() or {}
+            self._files.write_ack(generation, offset, ended or bool(before.get("ended")))
+        self._ack_saved_at = self._monotonic()
+        self._ack = None
+
+    # ---- state
+
+    def _look(self, now: float, messages: list[tuple[dict[str, Any], bytes]]) -> None:
+        """Read the state when it is time, or when the end has been written; it must be known *before* the log is read for the last time."""
+        if self._end_seen_at is not None and self.record.survivors is not None:
+            return
+        if now - self._looked_at < STATE_EVERY_S and self._end_seen_at is None and not self._files.has_ended():
+            return
+        before, self.record = self.record, records.read(self._files.path)
+        self._looked_at = now
+        if _face(before) != _face(self.record):
+            messages.append(({"type": "state", "record": self.record.to_json()}, b""))
+        if self.record.state.ended and self._end_seen_at is None:
+            self._end_seen_at = now
+
+    def _all_is_read(self, now: float) -> bool:
+        """The child has ended, what it left behind was seen to, and the log as it was then has been given."""
+        if self._end_seen_at is None:
+            return False
+        waiting = self.record.survivors is None and self.record.state is not RunState.LOST
+        if waiting and now - self._end_seen_at < TREE_WAIT_S:
+            return False
+        if self._goal is None:
+            # Whoever was left running (``leftovers="keep"``) may write for ever; what is there now belongs to the launch.
+            self._goal = self._reader.size() or 0
+        return self._caught_up or self._reader.position[1] >= self._goal
+
+    # ---- log
+
+    def _read_log(self, messages: list[tuple[dict[str, Any], bytes]]) -> None:
+        was_caught_up, self._caught_up = self._caught_up, False
+        total = 0
+        while total < BATCH_BYTES:
+            chunks = self._reader.read(CHUNK_BYTES)
+            if not chunks:
+                self._caught_up = self._ever_caught_up = True
+                return
+            for chunk in chunks:
+                if chunk.generation != self._sent[0]:
+                    messages.append((self._gap(chunk), b""))
+                messages.extend(self._timed(chunk, was_caught_up))
+                self._sent = (chunk.generation, chunk.end)
+                total += len(chunk.data)
+
+    def _gap(self, chunk: LogChunk) -> dict[str, Any]:
+        """Somebody cut the log: what was not read until then is gone."""
+        generation, offset = self._sent
+        return {
+            "type": "gap",
+            "from": {"generation": generation, "offset": offset},
+            "to": {"generation": chunk.generation, "offset": chunk.offset},
+        }
+
+    def _timed(self, chunk: LogChunk, fresh: bool) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """
+        The chunk as ``log`` messages, cut where the time changes.
+
+        ``time`` says by when the bytes were in the log: now for what was not there a moment ago, else what the index knows; null when nobody saw.
+        """
+        now, start = self._clock(), 0
+        while start < len(chunk.data):
+            offset, end = chunk.offset + start, len(chunk.data)
+            when: float | None = now
+            if not fresh:
+                when, end = self._from_index(chunk, start)
+                if when is None and self._ever_caught_up:
+                    when = now
+            header = {"type": "log", "generation": chunk.generation, "offset": offset, "time": when}
+            yield header, chunk.data[start:end]
+            start = end
+
+    def _from_index(self, chunk: LogChunk, start: int) -> tuple[float | None, int]:
+        """The index's time for the byte at ``start`` of the chunk, and where in the chunk that time ends."""
+        when = self._index.lookup(chunk.generation, chunk.offset + start)
+        low, high = start + 1, len(chunk.data)
+        if self._index.lookup(chunk.generation, chunk.offset + high - 1) == when:
+            return when, high
+        while low < high:  # the first byte with another time; the index is in order
+            middle = (low + high) // 2
+            if self._index.lookup(chunk.generation, chunk.offset + middle) == when:
+                low = middle + 1
+            else:
+                high = middle
+        return when, low
+
+    # ---- small things
+
+    def _acknowledged(self) -> tuple[int, int]:
+        found = self._files.read_ack()
+        return (0, 0) if found is None else (int(found["generation"]), int(found["offset"]))
+
+    def _set_delay(self, busy: bool) -> None:
+        if not self._caught_up:
+            self.delay_s = 0.0
+        elif busy or self._end_seen_at is not None:
+            self.delay_s = SHORTEST_DELAY_S
+        else:
+            self.delay_s = min(LONGEST_DELAY_S, max(SHORTEST_DELAY_S, self.delay_s * 1.5))
+
+
+def _face(record: RunRecord) -> tuple[Any, ...]:
+    """What a watcher wants to hear of when it changes."""
+    return (
+        record.state,
+        record.child_pid,
+        record.supervised,
+        record.stop_requested,
+        record.setup_failed,
+        record.log_truncated,
+        record.survivors is None,
+        record.epoch,
+    )
