@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
+
+# Before anything imports Airflow, which makes its home where it is told to: never the user's own.
+_airflow_home = tempfile.mkdtemp(prefix="gpualert-test-home-")
+atexit.register(shutil.rmtree, _airflow_home, ignore_errors=True)
+os.environ["AIRFLOW_HOME"] = _airflow_home
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+os.environ["AIRFLOW__USAGE_DATA_COLLECTION__ENABLED"] = "False"
 
 pytest_plugins = ["tests.support.sshd", "tests.support.machine", "tests.support.airflow_rig"]
 
