@@ -27,7 +27,7 @@ def get_provider_info() -> dict[str, Any]:
         "integrations": [
             {
                 "integration-name": "GPUAlert",
-                "external-doc-url": "https://pypi.org/project/airflow-provider-gpualert/",
+                "external-doc-url": "https://airflow.apache.org/docs/apache-airflow-providers-ssh/",
                 "tags": ["service"],
             }
         ],
