@@ -13,7 +13,7 @@ from tests.architecture.test_tree import ROOT
 PARSE = """
 import json, sys
 from airflow.dag_processing.dagbag import DagBag
-bag = DagBag(sys.argv[1], include_examples=False, bundle_name="examples")
+bag = DagBag(sys.argv[1], bundle_name="examples")
 print("RESULT" + json.dumps({
     "errors": {str(f): str(e) for f, e in bag.import_errors.items()},
     "dags": {d: [dag.fileloc, dag.doc_md] for d, dag in bag.dags.items()},

@@ -1,4 +1,4 @@
-"""The core runs on CPython 3.8 to 3.13 with nothing installed; real interpreters say so, and an absent one is reported."""
+"""The core runs on CPython 3.8 to 3.13 with nothing installed. Real interpreters say so; an absent one is reported."""
 
 from __future__ import annotations
 
