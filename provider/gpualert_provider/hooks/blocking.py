@@ -125,6 +125,7 @@ class BlockingSession:
         *,
         for_s: float | None = None,
         silence_s: float = talk.SILENCE_S,
+        tick_s: float | None = None,
     ) -> Iterator[Frame]:
         """
         Frames of one launch as they come: ``attached``, then ``log gap state beat``, and ``ended`` as the last one.
@@ -133,23 +134,28 @@ class BlockingSession:
         :param attach: raise the epoch, so that earlier followers may no longer stop the launch.
         :param for_s: stop iterating after so many seconds even if nothing ended; None: never.
         :param silence_s: longest time without any frame before the link counts as dead.
+        :param tick_s: yield a frame of type ``tick``, made here, whenever nothing came for so long: for callers that
+            have something to do in between.
         :raises HostError: ``unknown_launch`` and the like.
         :raises TransportError: dropped, protocol.
         """
         end = None if for_s is None else time.monotonic() + for_s
         self._conversation.send(protocol.follow_request(launch_id, from_=from_, attach=attach, who=who))
         finished = False
+        heard = time.monotonic()
         try:
             while True:
-                left = None if end is None else end - time.monotonic()
-                if left is not None and left <= 0:
+                now = time.monotonic()
+                if end is not None and now >= end:
                     return
-                wait_s = silence_s if left is None else min(silence_s, left)
-                event = self._next(wait_s)
+                until = min(heard + silence_s, now + (silence_s if tick_s is None else tick_s), end or heard + silence_s)
+                event = self._next(max(0.0, until - now))
                 if event is None:
-                    if left is None or wait_s < left:
+                    if time.monotonic() >= heard + silence_s:
                         raise errors.timed_out(self.target.peer, "a sign of life from the host", silence_s)
-                    return
+                    if tick_s is not None:
+                        yield Frame({"type": "tick"})
+                    continue
                 frame = self._frame(event)
                 if frame.type == "error":
                     finished = True
@@ -158,6 +164,7 @@ class BlockingSession:
                 yield frame
                 if finished:
                     return
+                heard = time.monotonic()  # after the yield: a slow caller is not the host's silence
         finally:
             if not finished and not self._closed and not self._conversation.over:
                 self._conversation.send(protocol.detach_message())
