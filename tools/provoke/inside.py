@@ -51,7 +51,7 @@ def move_scripts(venv):
 
 
 def open_private_home(python_home):
-    """An interpreter below root's home is out of reach for the job's other users: show it in an otherwise empty home."""
+    """An interpreter below root's home is out of reach for other users: show it in an otherwise empty home."""
     if not python_home.startswith("/root/"):
         return
     os.makedirs("/opt/python")

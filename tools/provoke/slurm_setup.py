@@ -1,4 +1,4 @@
-"""A real Slurm inside the sandbox: munge, one controller, and two node daemons on one host, for the cases that need it."""
+"""A real Slurm inside the sandbox: munge, one controller, and two node daemons on one host."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ export SLURM_CONF=$B/slurm.conf
 (slurmctld -c -L $B/log/slurmctld.log; slurmd -N n1; slurmd -N n2) > $B/log/start 2>&1
 for i in $(seq 100); do timeout 2 sinfo -h -o %T 2>/dev/null | grep -q idle && break; sleep 0.1; done
 """
+
 
 def slurm_job(
     name: str,

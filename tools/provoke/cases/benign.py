@@ -15,7 +15,8 @@ while True:
         print(f"batch size {batch} failed: {e}; retrying with half", flush=True)
         batch //= 2
 for step in range(30):
-    print(f"iteration {step} | lm loss: {3.1 - step * 0.02:.4f} | number of skipped iterations: 0 | number of nan iterations: 0 |")
+    loss = 3.1 - step * 0.02
+    print(f"iteration {step} | lm loss: {loss:.4f} | number of skipped iterations: 0 | number of nan iterations: 0 |")
 print("training complete")
 """
 

@@ -17,21 +17,21 @@ def net(width):
 
 CUT_TAIL = (
     PREAMBLE
-    + '''torch.save({"model": net(4096).state_dict(), "step": 1200}, "last.ckpt")
+    + """torch.save({"model": net(4096).state_dict(), "step": 1200}, "last.ckpt")
 data = open("last.ckpt", "rb").read()
 open("last.ckpt", "wb").write(data[:-200_000])
 print("resuming from last.ckpt", flush=True)
 state = torch.load("last.ckpt")
-'''
+"""
 )
 
 UNKNOWN_GLOBAL = (
     PREAMBLE
-    + '''import collections
+    + """import collections
 torch.save({"model": net(8).state_dict(), "history": collections.deque([1, 2])}, "old.pt")
 print("resuming from old.pt", flush=True)
 state = torch.load("old.pt")
-'''
+"""
 )
 
 TRUNCATED = (

@@ -15,7 +15,8 @@ class Refuse(http.server.BaseHTTPRequestHandler):
         if code in ERRORS:
             self.send_header("X-Error-Code", ERRORS[code])
         if code == 403:
-            self.send_header("X-Error-Message", "Access to model acme/llm-7b is restricted and you are not in the authorized list.")
+            message = "Access to model acme/llm-7b is restricted and you are not in the authorized list."
+            self.send_header("X-Error-Message", message)
         if code == 429:
             self.send_header("Retry-After", "1")
         self.send_header("Content-Length", "0")

@@ -89,7 +89,7 @@ CASES = [
     Case("permission-cache", UNPRIVILEGED_WRITE, {"train.py": WRITER}, ("setpriv",)),
     Case(
         "permission-low-port",
-        "exec setpriv --reuid=65534 --regid=65534 --clear-groups --bounding-set=-net_bind_service /usr/bin/python3 serve.py\n",
+        "exec setpriv --reuid=65534 --regid=65534 --clear-groups /usr/bin/python3 serve.py\n",
         {"serve.py": LOW_PORT},
         ("setpriv",),
     ),
