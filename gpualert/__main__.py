@@ -1,12 +1,28 @@
-"""``python -m gpualert``: the command line; ``python -m gpualert serve`` speaks the protocol on stdin and stdout."""
+"""``python -m gpualert``: the command line; ``python -m gpualert serve`` speaks the protocol on stdin and stdout.
+
+``run`` and ``serve`` go their own ways, past argparse: the one for the milliseconds before the command's start.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["serve"]:
+    verb = sys.argv[1:2]
+    if verb == ["run"]:
+        from gpualert import foreground
+
+        status = foreground.main(sys.argv[2:])
+        # The interpreter's own farewell costs more than the launch; nothing is buffered that is not written.
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (AttributeError, OSError, ValueError):
+                pass
+        os._exit(status)
+    if verb == ["serve"]:
         from gpualert import serve
 
         return serve.main_local(sys.argv[2:])
@@ -16,4 +32,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if not __package__:  # the folder itself was executed: its modules must not pass for top-level ones
+        sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.exit(main())
