@@ -380,7 +380,7 @@ class Conversation:
                 events.append(frame)
         elif frame.type == "hello":
             spoken = frame.header.get("protocol")
-            if not isinstance(spoken, int) or not PROTOCOL_VERSIONS[0] <= spoken <= PROTOCOL_VERSIONS[1]:
+            if type(spoken) is not int or not PROTOCOL_VERSIONS[0] <= spoken <= PROTOCOL_VERSIONS[1]:
                 self._give_up(
                     events,
                     "protocol",

@@ -12,6 +12,7 @@ import os
 import stat
 import struct
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -176,8 +177,10 @@ def receive(stdin: int, digest: str, size: int) -> tuple[bytes, bytes]:
         if json.loads(text).get("type") == "archive":
             break
         early += head + text + payload
-    unpacker = zlib.decompressobj()
-    data = unpacker.decompress(payload, size + 1)
+    try:
+        data = zlib.decompressobj().decompress(payload, size + 1)
+    except zlib.error:
+        data = b""
     if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
         raise Told("archive", f"expected an archive of {size} bytes with digest {digest}, found other content")
     return data, early
@@ -217,9 +220,21 @@ def place(root: str, digest: str, data: bytes) -> str:
             # Another client placed the same archive meanwhile: theirs is as good.
         sync(shelf)
     finally:
-        shutil.rmtree(mine, ignore_errors=True)
-        shutil.rmtree(mine + ".damaged", ignore_errors=True)
+        for path in (mine, mine + ".damaged", *abandoned(shelf)):
+            shutil.rmtree(path, ignore_errors=True)
+            if os.path.lexists(path):
+                os.unlink(path)
     return target
+
+
+def abandoned(shelf: str) -> list[str]:
+    """Half-unpacked copies whose makers were killed, an hour ago or more."""
+    found = []
+    for name in os.listdir(shelf):
+        path = os.path.join(shelf, name)
+        if "." in name and time.time() - os.lstat(path).st_mtime > 3600:
+            found.append(path)
+    return found
 
 
 def become(folder: str) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gpualert import protocol
-from gpualert.protocol import Closed, Conversation, Event, Frame, Hello, NotOurs
+from gpualert.protocol import ArchiveWanted, Closed, Conversation, Event, Frame, Hello, NotOurs
 from tests.support.sshd import SshHost
 
 T = TypeVar("T")
@@ -43,6 +43,8 @@ class Talk:
         self.sent_bytes = 0
         self._stderr = tempfile.TemporaryFile()
         self._unread: list[Event] = []
+        self._held: bytes | None = None
+        self._raw = b""
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -117,6 +119,18 @@ class Talk:
         self.conversation.send(request)
         self._flush()
 
+    def hold_archive(self) -> bytes:
+        """Go on until the host wants the archive, and keep it back: it is the caller's now, for :meth:`send_raw`."""
+        self._held = b""
+        self.wait(lambda e: e if isinstance(e, ArchiveWanted) else None, "the archive is wanted")
+        held, self._held = self._held, None
+        return held
+
+    def send_raw(self, data: bytes) -> None:
+        """Bytes that no conversation would send so."""
+        self._raw += data
+        self._flush()
+
     @property
     def stderr(self) -> bytes:
         self._stderr.seek(0)
@@ -163,6 +177,8 @@ class Talk:
             return False
         data = os.read(out, 65536)
         new = self.conversation.receive(data) if data else self.conversation.receive_end(self._status(), self.stderr)
+        if self._held is not None and any(isinstance(event, ArchiveWanted) for event in new):
+            self._held = self.conversation.data_to_send()
         self.events += new
         self._unread += new
         return bool(data)
@@ -175,7 +191,7 @@ class Talk:
 
     def _flush(self) -> None:
         assert self.process.stdin is not None
-        data = self.conversation.data_to_send()
+        data, self._raw = self._raw + self.conversation.data_to_send(), b""
         self.sent_bytes += len(data)
         view = memoryview(data)
         while view:
