@@ -148,7 +148,9 @@ class BlockingSession:
                 now = time.monotonic()
                 if end is not None and now >= end:
                     return
-                until = min(heard + silence_s, now + (silence_s if tick_s is None else tick_s), end or heard + silence_s)
+                until = min(
+                    heard + silence_s, now + (silence_s if tick_s is None else tick_s), end or heard + silence_s
+                )
                 event = self._next(max(0.0, until - now))
                 if event is None:
                     if time.monotonic() >= heard + silence_s:

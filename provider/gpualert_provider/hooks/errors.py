@@ -167,7 +167,11 @@ def no_common_algorithm(peer: str, detail: str) -> TransportError:
     )
 
 
-_BUSY = "Too many logins at once (sshd's MaxStartups), a blocked address (fail2ban, hosts.deny), or something else than sshd on this port are the usual causes."
+_BUSY = (
+    "Too many logins at once (sshd's MaxStartups), a blocked address (fail2ban, hosts.deny), or something else than "
+    "sshd "
+    "on this port are the usual causes."
+)
 
 
 def _text(error: BaseException) -> str:

@@ -1,0 +1,319 @@
+"""From bytes of a training's log to records of Airflow's task log, exactly once.
+
+A record costs a triggerer 0.46 ms of CPU whatever its size, so lines are gathered: one record of many lines a second.
+What
+was emitted is told as a position in the log, and only that position may be acknowledged to the host; so a follower that
+takes over repeats nothing that was printed and loses nothing that was not.
+
+A task log is not the place for a gigabyte: beyond a ceiling only the end of the log is shown, and it is said how many
+lines
+were left out and where all of them are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpualert_provider.redaction import Redactor
+
+#: Longest record, in bytes of log.
+RECORD_BYTES = 64 * 1024
+#: Default ceiling per task.
+CEILING_BYTES = 5_000_000
+#: Of the ceiling, this much at most is kept for the end of the log.
+TAIL_BYTES = 256 * 1024
+#: A line without an end (a progress bar) is shown as it stands after so long.
+PARTIAL_AGE_S = 10.0
+
+# Colours say nothing in a task log: SGR sequences are taken out. Every other escape is shown as text, so that it cannot
+# act.
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+# Also C1 controls, line separators that only some viewers know, and marks that turn the direction of text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_REPLACEMENT = b"\xef\xbf\xbd"
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """Everything before ``offset_bytes`` of this generation of the log has been dealt with."""
+
+    generation: int
+    offset_bytes: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """
+    One entry for the task log.
+
+    :param text: one line or several, without the last line break; decoded, harmless, redacted.
+    :param time: unix time on the host at which the last line in it had been written; None where it is not known.
+    :param lines: how many lines of the log it shows.
+    """
+
+    text: str
+    time: float | None
+    lines: int
+
+
+class TaskLogWriter:
+    """
+    Takes pieces of a log in order and emits records.
+
+    :param emit: puts one record into the task log. It is done when it returns.
+    :param redactor: masks the task's secrets.
+    :param log_path: where the whole log is, for the message about lines left out.
+    :param start: where this follower begins; what lies before it counts against the ceiling, since others have shown
+        it.
+    :param ceiling_bytes: of log, per task; None for none.
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[Record], None],
+        redactor: Redactor | None = None,
+        *,
+        log_path: str = "the run directory on the host",
+        start: Position = Position(0, 0),
+        ceiling_bytes: int | None = CEILING_BYTES,
+        record_bytes: int = RECORD_BYTES,
+    ) -> None:
+        self._emit = emit
+        self._redactor = redactor or Redactor()
+        self._masking = self._redactor.stream()
+        self._log_path = log_path
+        self._ceiling_bytes = ceiling_bytes
+        self._tail_bytes = 0 if ceiling_bytes is None else min(TAIL_BYTES, ceiling_bytes // 4)
+        self._record_bytes = record_bytes
+        self._seen_bytes = start.offset_bytes  # from the beginning of the log, over all generations
+        self._shown_to = start  # first byte that is not yet in a record
+        self._pending = b""  # masked, begins at _shown_to
+        self._partial_since: float | None = None
+        self._time: float | None = None
+        self._hidden = deque[bytes]()  # the end of what is beyond the ceiling, in pieces
+        self._hidden_bytes = 0
+        self._hidden_lines = 0
+        # Whoever was here before us has said it.
+        self._announced = ceiling_bytes is not None and start.offset_bytes >= ceiling_bytes - self._tail_bytes
+        self._began_late = start.offset_bytes > 0
+        self.replaced_characters = 0
+        self.records = 0
+
+    @property
+    def position(self) -> Position:
+        """What may be acknowledged: everything before it is in the task log, or will never be."""
+        return self._shown_to
+
+    @property
+    def waiting_bytes(self) -> int:
+        return len(self._pending)
+
+    def feed(self, generation: int, offset_bytes: int, data: bytes, time: float | None = None) -> None:
+        """
+        The next piece of the log. Nothing is emitted before :meth:`flush`.
+
+        :param time: unix time on the host when its last byte had been written.
+        """
+        end = Position(self._shown_to.generation, self._shown_to.offset_bytes + self._unshown_bytes)
+        if generation != end.generation or offset_bytes > end.offset_bytes:
+            self._jump(Position(generation, offset_bytes), end)
+        elif offset_bytes < end.offset_bytes:
+            # Sent twice (a follower that took over): what was taken already is left out.
+            data = data[end.offset_bytes - offset_bytes :]
+        if not data:
+            return
+        if time is not None:
+            self._time = time
+        self._pending += self._masking.feed(data)
+
+    def flush(self, now: float, final: bool = False) -> bool:
+        """
+        Emit what is complete: whole lines, and a line without an end once it is old enough.
+
+        :param now: monotonic seconds.
+        :param final: the log has ended: everything goes out, and what was left out is told.
+        :return: whether :attr:`position` moved.
+        """
+        before = self._shown_to
+        if final:
+            self._pending += self._masking.finish()
+        self._drain(now, final)
+        if final:
+            self._show_tail()
+        return self._shown_to != before
+
+    # -- how much
+
+    @property
+    def _unshown_bytes(self) -> int:
+        return self._hidden_bytes + len(self._pending) + self._masking.held_bytes
+
+    def _drain(self, now: float, final: bool) -> None:
+        at, pending = 0, self._pending
+        while size := self._ready(pending, at, now, final):
+            self._take(pending[at : at + size])
+            at += size
+        self._pending = pending[at:]
+
+    def _ready(self, pending: bytes, at: int, now: float, final: bool) -> int:
+        """How many bytes from ``at`` on make the next record; 0 for none yet."""
+        left = len(pending) - at
+        if not left:
+            self._partial_since = None
+            return 0
+        size = self._cut(pending, at)
+        if size:
+            self._partial_since = None
+            return size
+        if final:
+            return left
+        if self._partial_since is None:
+            self._partial_since = now
+        if now - self._partial_since < PARTIAL_AGE_S:
+            return 0
+        self._partial_since = None
+        # A progress bar redraws its line: everything up to the last complete drawing is over.
+        end = pending.rfind(b"\r", at + 1) + 1
+        return end - at if end else _whole_characters(pending, at, left)
+
+    def _cut(self, data: bytes, at: int) -> int:
+        """
+        The largest record from ``at`` on: of whole lines, or a part of a line that is too long; 0 when there is none.
+        """
+        end = data.rfind(b"\n", at, at + self._record_bytes) + 1
+        if end:
+            return end - at
+        return _whole_characters(data, at, self._record_bytes) if len(data) - at >= self._record_bytes else 0
+
+    def _take(self, piece: bytes) -> None:
+        head_bytes = None if self._ceiling_bytes is None else self._ceiling_bytes - self._tail_bytes
+        self._seen_bytes += len(piece)
+        if head_bytes is not None and self._seen_bytes > head_bytes:
+            self._hide(piece)
+        else:
+            self._show(piece)
+            self._advance(len(piece))
+
+    def _advance(self, size: int) -> None:
+        self._shown_to = Position(self._shown_to.generation, self._shown_to.offset_bytes + size)
+
+    def _jump(self, to: Position, end: Position) -> None:
+        """The log goes on elsewhere: it was truncated, or its beginning is gone."""
+        self._pending += self._masking.finish()
+        self._masking = self._redactor.stream()
+        self._drain(0.0, True)
+        self._show_tail()
+        if to.generation != end.generation:
+            self._say(
+                f"[the log was truncated by its writer at byte {end.offset_bytes}; what follows was written after that]"
+            )
+        else:
+            self._say(f"[bytes {end.offset_bytes} to {to.offset_bytes} of the log are not there]")
+        self._shown_to = to
+
+    # -- beyond the ceiling
+
+    def _hide(self, piece: bytes) -> None:
+        if not self._announced:
+            self._announced = True
+            self._say(
+                f"[the task log shows no more than {_size(self._ceiling_bytes or 0)} of a training's log; the rest "
+                "is in "
+                f"{self._log_path}, and its end will be shown here when the training has ended]"
+            )
+        self._hidden.append(piece)
+        self._hidden_bytes += len(piece)
+        # What falls out of the tail will never be shown, so it is dealt with.
+        while self._hidden_bytes - len(self._hidden[0]) >= self._tail_bytes:
+            gone = self._hidden.popleft()
+            self._hidden_bytes -= len(gone)
+            self._hidden_lines += gone.count(b"\n")
+            self._advance(len(gone))
+
+    def _show_tail(self) -> None:
+        if not self._hidden:
+            return
+        tail = b"".join(self._hidden)
+        self._hidden.clear()
+        self._hidden_bytes = 0
+        if len(tail) > self._tail_bytes:
+            cut = tail.find(b"\n", len(tail) - self._tail_bytes) + 1 or len(tail) - self._tail_bytes
+            self._hidden_lines += tail[:cut].count(b"\n")
+            shown = tail[cut:]
+        else:
+            shown = tail
+        if self._hidden_lines:
+            at_least = "at least " if self._began_late else ""
+            self._say(
+                f"[{at_least}{self._hidden_lines} lines not shown; all of them at {self._log_path}. Its last lines:]"
+            )
+        at = 0
+        while at < len(shown):
+            size = self._cut(shown, at) or len(shown) - at
+            self._show(shown[at : at + size])
+            at += size
+        self._advance(len(tail))
+        self._hidden_lines = 0
+
+    # -- out
+
+    def _show(self, piece: bytes) -> None:
+        # splitlines() would also split at form feeds and the like; a log's lines end with \n.
+        lines = piece.split(b"\n")
+        if not lines[-1]:
+            lines.pop()
+        text = "\n".join(self._line(line) for line in lines)
+        self._send(Record(self._redactor.text(text), self._time, len(lines)))
+
+    def _line(self, line: bytes) -> str:
+        if b"\r" in line:
+            line = last_drawing(line)
+        text = line.decode("utf-8", "replace")
+        self.replaced_characters += text.count("\ufffd") - line.count(_REPLACEMENT)
+        return harmless(text)
+
+    def _say(self, text: str) -> None:
+        self._send(Record(self._redactor.text(text), None, 0))
+
+    def _send(self, record: Record) -> None:
+        self.records += 1
+        self._emit(record)
+
+
+def last_drawing(line: bytes) -> bytes:
+    """What a terminal would end up showing of a line that carriage returns redraw: its last part that is not empty."""
+    for part in reversed(line.split(b"\r")):
+        if part.strip():
+            return part
+    return b""
+
+
+def harmless(text: str) -> str:
+    """Text without colours, in which control characters are visible instead of active. Tabs stay."""
+    return _CONTROL.sub(lambda match: _escaped(match.group()), _COLOUR.sub("", text))
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def _whole_characters(data: bytes, at: int, size: int) -> int:
+    """
+    The largest cut of at most ``size`` bytes from ``at`` on that splits no UTF-8 character; ``size`` where it is no
+    UTF-8.
+    """
+    for back in range(1, min(4, size) + 1):
+        byte = data[at + size - back]
+        if byte & 0xC0 == 0x80:
+            continue
+        needs = 1 if byte < 0xC0 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+        return size - back if needs > back and size > back else size
+    return size
+
+
+def _size(number: int) -> str:
+    return f"{number / 1_000_000:g} MB" if number >= 100_000 else f"{number} bytes"
