@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.rig import processes
-from tools.rig.sshd import SshEndpoint
+from tools.rig.sshd import SshEndpoint, find_sshd
 from tools.rig.waiting import wait_until
 
 LAB = "10.99.0.0/16"
@@ -48,6 +48,7 @@ class Machine(SshEndpoint):
         disk_mib: int = 4,
         options: Sequence[str] = (),
     ) -> None:
+        self._sshd = find_sshd()
         self._own_folder = folder is None
         self._lease = _Lease()
         super().__init__(

@@ -48,7 +48,6 @@ class SshEndpoint:
     """
 
     def __init__(self, folder: Path, address: str, username: str | None, options: Sequence[str]) -> None:
-        self._sshd = find_sshd()
         self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o755)
@@ -170,6 +169,7 @@ class SshHost(SshEndpoint):
         options: Sequence[str] = (),
         mounts: Sequence[str] = (),
     ) -> None:
+        self._sshd = find_sshd()
         self._own_folder = folder is None
         super().__init__(folder or Path(tempfile.mkdtemp(prefix="gpualert-sshd-")), address, username, options)
         self.mounts = tuple(mounts)
