@@ -1,7 +1,7 @@
 """What the core raises when *we* cannot work. A user's job that fails is an ordinary result, never an exception.
 
-Every error has a ``kind``: a short stable word that crosses the wire and that code may branch on, beside the message for people,
-which names the thing, what was expected and what was found.
+Every error has a ``kind``: a short stable word that crosses the wire and that code may branch on, beside the message
+for people, which names the thing, what was expected and what was found.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What to run, checked. A spec that exists is one that can be attempted; what only the host can know (does the folder exist?) is checked there."""
+"""
+What to run, checked. A spec that exists is one that can be attempted; what only the host can know (does the folder
+exist?) is checked there.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +26,25 @@ class LaunchSpec:
     """
     One training, as its author asks for it.
 
-    :param command: a string is a script for ``bash`` (else ``sh``), of any number of lines; a sequence of strings is an argv, run without a shell.
+    :param command: a string is a script for ``bash`` (else ``sh``), of any number of lines; a sequence of strings is an
+        argv, run without a shell.
     :param cwd: absolute path on the host, or None for the home directory. ``~`` and ``~/…`` mean the home there.
     :param env: variables for the child, beside the host's own. Values are not secret: they stand in ``spec.json``.
     :param secret_env: names only. The values travel beside the spec and are never written to disk.
     :param environment: ``conda:NAME``, ``venv:PATH`` or ``module:NAME``, made active before the command.
-    :param setup: shell text sourced before the command (after ``environment``). If it fails, the command does not run, and the failure is one of configuration.
+    :param setup: shell text sourced before the command (after ``environment``). If it fails, the command does not run,
+        and the failure is one of configuration.
     :param deadline_s: seconds from the child's start until it is stopped; None for no limit.
     :param grace_period_s: seconds between ``stop_signal`` and SIGKILL; 0 means at once.
     :param stop_signal: one of :data:`STOP_SIGNALS`.
     :param leftovers: ``kill`` or ``keep`` what the command leaves running behind it when it ends by itself.
     :param result_file: path (relative to ``cwd``, or absolute) of a JSON file whose content becomes the result.
-    :param unbuffered: set ``PYTHONUNBUFFERED=1``; None lets the host decide (yes, but not for multi-rank launchers, whose lines it would tear).
+    :param unbuffered: set ``PYTHONUNBUFFERED=1``; None lets the host decide (yes, but not for multi-rank launchers,
+        whose lines it would tear).
     :param label: a word for people, shown in lists.
     :param root: configured root for run directories on the host, absolute; None for the usual ones.
-    :param stop_command: shell text run on the host (at most 30 s) when the launch is stopped, for what lives outside our process tree.
+    :param stop_command: shell text run on the host (at most 30 s) when the launch is stopped, for what lives outside
+        our process tree.
     :raises InvalidSpec: the first thing that cannot be right, by name.
     """
 

@@ -1,0 +1,428 @@
+"""The outermost keeper: leader of the launch's session, and the one to whom its orphans return.
+
+It forks the supervisor and then waits. If the supervisor dies, the child becomes the guard's own (it is a sub-reaper),
+so its status is still read, and the guard runs the same loop. It also starts the observer, which may crash, hang or be
+killed without any effect on the rest.
+"""
+
+from __future__ import annotations
+
+import _signal
+import errno
+import os
+import time
+
+from gpualert import child as children
+from gpualert import procfs
+from gpualert.supervisor import Ending, Settings, Watch, now_boottime
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, NoReturn
+
+    from gpualert.child import Execution
+    from gpualert.rundir import RunDirectory
+
+#: The observer is started so long after the child: a run that ends sooner is classified by whoever asks.
+OBSERVER_DELAY_S = 0.25
+OBSERVER_RESTARTS = 3
+#: How long the observer may go on after everything else has ended, seconds.
+OBSERVER_LINGER_S = 120.0
+_OBSERVER_ABSENT = 77
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Plan:
+    """
+    All that guard, supervisor and child need, handed over by fork, so that no secret touches a disk or a command line.
+
+    :param run_directory: from the launch number to the run directory.
+    :param resolve: from the run directory to what the child executes.
+    :param stdin: the child's standard input; None for /dev/null.
+    :param durable: paths, relative to the run directory, to be made durable before the child runs.
+    """
+
+    __slots__ = ("durable", "observe", "resolve", "run_directory", "settings", "stdin")
+
+    def __init__(
+        self,
+        run_directory: Callable[[int], RunDirectory],
+        resolve: Callable[[RunDirectory], Execution],
+        settings: Settings,
+        stdin: int | None,
+        durable: tuple[str, ...],
+        observe: bool,
+    ) -> None:
+        self.run_directory = run_directory
+        self.resolve = resolve
+        self.settings = settings
+        self.stdin = stdin
+        self.durable = durable
+        self.observe = observe
+
+
+def run(plan: Plan, go_read: int, ready_write: int) -> NoReturn:
+    """
+    The life of the guard, in the process just forked for it.
+
+    :param go_read: ``b"<number>\\n"`` comes when the claim is made and the run directory exists; its closing calls the
+        launch off.
+    :param ready_write: gets ``started <child> <supervisor> <guard>`` or ``error <kind> <message>``, and at the end
+        ``ended <code|-> <signal|->``.
+    """
+    code = 1
+    try:
+        _detach(plan, go_read, ready_write)
+        umask = os.umask(0o077)
+        children.block_signals()
+        to_guard_read, to_guard_write = os.pipe()
+        error_read, error_write = os.pipe()
+        guard = procfs.identify(os.getpid())
+        assert guard is not None
+        supervisor = os.fork()
+        if supervisor == 0:
+            try:
+                os.close(to_guard_read)
+                _supervise(plan, guard, umask, go_read, ready_write, to_guard_write, error_read, error_write)
+                code = 0
+            finally:
+                os._exit(code)
+        for descriptor in (go_read, to_guard_write, error_write):
+            os.close(descriptor)
+        if plan.stdin is not None:
+            os.close(plan.stdin)
+        _Guard(plan, supervisor, to_guard_read, error_read, ready_write).keep()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _detach(plan: Plan, go_read: int, ready_write: int) -> None:
+    """A session of our own, and nothing left of what the launcher had open."""
+    os.setsid()
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    kept = [go_read, ready_write]
+    if plan.stdin is not None:
+        plan.stdin = os.dup(plan.stdin)
+        while plan.stdin <= 2:
+            plan.stdin = os.dup(plan.stdin)
+        kept.append(plan.stdin)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    children.keep_only(tuple(kept))
+    os.chdir("/")
+
+
+def _supervise(
+    plan: Plan,
+    guard: procfs.ProcessIdentity,
+    umask: int,
+    go_read: int,
+    ready_write: int,
+    to_guard: int,
+    error_read: int,
+    error_write: int,
+) -> None:
+    def execution(number: int) -> tuple[str, Execution]:
+        run = plan.run_directory(number)
+        return run.log_path, plan.resolve(run)
+
+    pid, gate = children.fork(execution, plan.stdin, umask, error_write)
+    os.close(error_write)
+    if plan.stdin is not None:
+        os.close(plan.stdin)
+    word = _read_line(go_read)
+    os.close(go_read)
+    if not word:
+        return  # called off; the closing gate ends the child
+    number = int(word)
+    run = plan.run_directory(number)
+    _send(to_guard, b"R %d\n" % number)
+    child = procfs.identify(pid)
+    supervisor = procfs.identify(os.getpid())
+    assert child is not None and supervisor is not None
+    started: dict[str, Any] = {
+        "launch_id": run.launch_id,
+        "number": number,
+        "started_at": time.time(),
+        "clock_monotonic_s": time.monotonic(),
+        "clock_boottime_s": now_boottime(),
+        "hostname": os.uname().nodename,
+        "child": child.to_json(),
+        "supervisor": supervisor.to_json(),
+        "guard": guard.to_json(),
+    }
+    try:
+        from gpualert import rundir
+
+        folder = run.key_directory
+        rundir.make_durable(
+            [run.path + "/" + name for name in plan.durable]
+            + [folder.key_path, folder.claim_path(number), run.path, folder.path, os.path.dirname(folder.path)]
+        )
+        run.write_started(started)
+    except Exception as error:
+        _send(to_guard, b"F\n")
+        kind = getattr(error, "kind", "internal")
+        _send(
+            ready_write, b"error %s %s\n" % (kind.encode(), str(error).encode("utf-8", "replace").replace(b"\n", b" "))
+        )
+        return
+    _send(to_guard, b"S\n")
+    _send(gate, b"%d\n" % number)
+    os.close(gate)
+    _send(ready_write, b"started %d %d %d\n" % (pid, supervisor.pid, guard.pid))
+    protect()
+    Watch(
+        run,
+        started,
+        plan.settings,
+        "supervisor",
+        error_read,
+        tell=lambda line: _send(to_guard, line),
+        announce=lambda ending: announce(ready_write, ending),
+    ).watch()
+
+
+class _Guard:
+    def __init__(self, plan: Plan, supervisor: int, messages: int, error_read: int, ready_write: int) -> None:
+        self.plan = plan
+        self.supervisor: int | None = supervisor
+        self.supervisor_code: int | None = None
+        self.messages = messages
+        self.error_read = error_read
+        self.ready_write = ready_write
+        self.number: int | None = None
+        self.failed = False
+        self.started = False
+        self.generation = 0
+        self.ending: Ending | None = None
+        self.observer: int | None = None
+        self.observer_starts = 0
+        self.watch: Watch | None = None
+        self._buffer = b""
+        self._own_oom_score: bytes | None = None
+
+    def keep(self) -> None:
+        while not (self.started or self.failed) and self._receive():
+            pass
+        if self.failed or self.number is None:
+            return
+        run = self.plan.run_directory(self.number)
+        if not self.started:
+            # The supervisor died before it could say that it had started; the gate closed, and the child has run
+            # nothing.
+            if run.read_started() is None:
+                run.write_abandoned({"why": "the supervisor died before the start", "at": time.time()})
+                return
+        become_subreaper()
+        self._own_oom_score = protect()
+        os.set_blocking(self.messages, False)
+        start_observer_at = time.monotonic() + OBSERVER_DELAY_S
+        while self.supervisor is not None:
+            self.collect()
+            if self.supervisor is None:
+                break
+            waiting = 3600.0
+            if self.plan.observe and self.observer_starts == 0:
+                waiting = start_observer_at - time.monotonic()
+                if waiting <= 0:
+                    if run.has_ended():
+                        self.observer_starts = OBSERVER_RESTARTS + 1
+                    else:
+                        self.start_observer()
+                    continue
+            _signal.sigtimedwait((_signal.SIGCHLD,), max(0.0, waiting))
+        while self._receive():
+            pass
+        if self.supervisor_code != 0:
+            self._take_over(run)
+        self._wait_for_observer()
+
+    def _receive(self) -> bool:
+        """Read what the supervisor tells. :return: False when there is nothing (now, or ever again)."""
+        try:
+            piece = os.read(self.messages, 4096)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno == errno.EINTR:
+                return True
+            return False
+        if not piece:
+            return False
+        self._buffer += piece
+        *lines, self._buffer = self._buffer.split(b"\n")
+        for line in lines:
+            word, _, rest = line.partition(b" ")
+            if word == b"R":
+                self.number = int(rest)
+            elif word == b"S":
+                self.started = True
+            elif word == b"F":
+                self.failed = True
+            elif word == b"G":
+                self.generation = int(rest)
+            elif word == b"E":
+                self.ending = Ending.from_line(line)
+        return True
+
+    def collect(self) -> None:
+        """
+        Reap: supervisor, observer, and whoever returned to us; but never the child, whose status belongs to the loop.
+        """
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None or found.si_pid == 0:
+                return
+            pid = found.si_pid
+            if self.watch is not None and pid == self.watch.child.pid and self.watch.ending is None:
+                return  # the loop collects it next, and the others after that
+            code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+            os.waitpid(pid, os.WNOHANG)
+            if pid == self.supervisor:
+                self.supervisor = None
+                self.supervisor_code = code
+            elif pid == self.observer:
+                self.observer = None
+                if code not in (0, _OBSERVER_ABSENT) and self.observer_starts <= OBSERVER_RESTARTS:
+                    self.start_observer()
+
+    def _take_over(self, run: RunDirectory) -> None:
+        """The supervisor was killed, or failed. The child is ours now."""
+        started = run.read_started()
+        if started is None:
+            return
+        self.watch = watch = Watch(
+            run,
+            started,
+            self.plan.settings,
+            "guard",
+            self.error_read,
+            announce=lambda ending: announce(self.ready_write, ending),
+            housekeeping=self.collect,
+        )
+        watch.log.generation = self.generation
+        watch.resume(self.ending)
+        watch.watch()
+
+    def start_observer(self) -> None:
+        self.observer_starts += 1
+        assert self.number is not None
+        run = self.plan.run_directory(self.number)
+        try:
+            pid = os.fork()
+        except OSError:
+            return
+        if pid == 0:
+            code = 1
+            try:
+                children.keep_only(())
+                os.nice(10)
+                _rename(b"gpualert-watch")
+                if self._own_oom_score is not None:
+                    _write_proc("/proc/self/oom_score_adj", self._own_oom_score)
+                children.restore_signals()
+                try:
+                    from gpualert.observer import main  # late: it is large, and may be absent
+                except ImportError:
+                    code = _OBSERVER_ABSENT
+                else:
+                    main(run.path)
+                    code = 0
+            finally:
+                os._exit(code)
+        self.observer = pid
+
+    def _wait_for_observer(self) -> None:
+        until = time.monotonic() + OBSERVER_LINGER_S
+        while self.observer is not None:
+            self.collect()
+            if self.observer is None:
+                return
+            left = until - time.monotonic()
+            if left <= 0:
+                self.observer_starts = OBSERVER_RESTARTS + 1
+                os.kill(self.observer, _signal.SIGKILL)
+                left = 1.0
+            _signal.sigtimedwait((_signal.SIGCHLD,), left)
+
+
+def announce(descriptor: int, ending: Ending) -> None:
+    """``ended <code|-> <signal|->`` for whoever started us and still listens."""
+    words = ["-" if word is None else str(word) for word in (ending.code, ending.signal)]
+    _send(descriptor, b"ended %s %s\n" % (words[0].encode(), words[1].encode()))
+
+
+def become_subreaper() -> bool:
+    """
+    Let orphans below us come to us instead of to init.
+
+    :return: False where that is impossible (no ctypes); the launch then loses its witness if the supervisor is killed.
+
+    Source: prctl(2), PR_SET_CHILD_SUBREAPER.
+    """
+    try:
+        import ctypes
+
+        return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    except Exception:
+        return False
+
+
+def protect() -> bytes | None:
+    """
+    Ask the OOM killer to take others first, where that is allowed. :return: the score before; None when it was left.
+    """
+    path = "/proc/self/oom_score_adj"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        before = os.read(descriptor, 32).strip()
+        os.write(descriptor, b"-900")
+        return before
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _rename(name: bytes) -> None:
+    _write_proc("/proc/self/comm", name)
+
+
+def _write_proc(path: str, data: bytes) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        pass
+
+
+def _send(descriptor: int, line: bytes) -> None:
+    """Lines are shorter than PIPE_BUF, so they arrive whole; a reader that is gone does not matter."""
+    try:
+        os.write(descriptor, line)
+    except OSError:
+        pass
+
+
+def _read_line(descriptor: int) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        try:
+            piece = os.read(descriptor, 1)
+        except InterruptedError:
+            continue
+        if not piece:
+            return b""
+        line += piece
+    return line

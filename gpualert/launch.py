@@ -1,0 +1,369 @@
+"""The use case: claim, prepare, start the guard, reply.
+
+The guard is forked before the claim is made, so that the claim can name it: whoever finds a claim can then see whether
+anybody is still working on it. What runs in parallel: guard, supervisor and child fork themselves into place while the
+launcher is busy with the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from gpualert import guard as guards
+from gpualert import procfs, rundir
+from gpualert.errors import GpuAlertError, InvalidSpec, Refused, RunDirectoryError
+from gpualert.guard import Plan
+from gpualert.key import Attempt, LaunchKey
+from gpualert.rundir import KeyDirectory, RunDirectory
+from gpualert.supervisor import Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Mapping, Sequence
+
+    from gpualert.child import Execution
+    from gpualert.records import RunRecord
+    from gpualert.rundir import Root
+    from gpualert.spec import LaunchSpec
+
+#: Guards forked by this process that may have ended since; collected at the next launch.
+_guards: list[int] = []
+#: A terminal's agent stays usable in a foreground run; all else that SSH sets does not (with SSH_CLIENT, ``bash -c``
+#: reads .bashrc).
+_KEPT_IN_FOREGROUND = (b"SSH_AUTH_SOCK", b"SSH_AGENT_PID", b"SSH_ASKPASS")
+
+
+class FastLaunch:
+    """
+    A foreground launch under way.
+
+    :param announce: read end of a pipe. When the child has ended, the line ``ended <code|-> <signal|->`` comes through
+        it (``- -``: nobody saw the end); an end of file without that line means that supervisor and guard are both
+        dead: ask ``records.read``. The caller closes it.
+    """
+
+    __slots__ = ("announce", "child_pid", "guard_pid", "launch_id", "log_path", "run_directory", "supervisor_pid")
+
+    def __init__(self, run: RunDirectory, announce: int, pids: tuple[int, int, int]) -> None:
+        self.run_directory = run.path
+        self.log_path = run.log_path
+        self.launch_id = run.launch_id
+        self.announce = announce
+        self.child_pid, self.supervisor_pid, self.guard_pid = pids
+
+
+def launch(
+    key: LaunchKey,
+    attempt: Attempt,
+    spec: LaunchSpec,
+    secrets: Mapping[str, str],
+    after: int,
+    archive_digest: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[str, RunRecord]:
+    """
+    Launch a training detached from the caller, at most once per key at a time.
+
+    When this returns, the child has its log and waits for nothing any more, and nothing that runs for it holds a
+    descriptor of the caller's.
+    :param secrets: values for ``spec.secret_env``; they reach the child's environment and nothing else.
+    :param after: number of the last launch of this key that the caller knows; 0 for none. A later one is reported, not
+        replaced.
+    :param environ: the host's environment, from which the child's is made.
+    :return: ``("launched", record)``; or ``("existing", record)`` when the latest launch is alive, is later than
+        ``after``, or was made by this very attempt.
+    :raises InvalidSpec: also kind ``cwd_missing``: the folder is not there or may not be entered.
+    :raises Refused: kinds ``superseded``, ``tombstoned``, ``root_unreadable``.
+    :raises RunDirectoryError: kinds ``no_root``, ``disk``; nothing is left behind.
+    """
+    from gpualert import claim, records, shell
+
+    _collect_guards()
+    missing = sorted(set(spec.secret_env) - set(secrets))
+    if missing:
+        raise InvalidSpec("secret_env: no value came for %s" % ", ".join(missing))
+    foreign = sorted(set(secrets) - set(spec.secret_env))
+    if foreign:
+        raise InvalidSpec("secrets: values came for %s, which secret_env does not name" % ", ".join(foreign))
+    cwd = shell.working_directory(spec, environ)
+    if not os.path.isdir(cwd) or not os.access(cwd, os.X_OK):
+        found = "a folder that may not be entered" if os.path.isdir(cwd) else _what_is(cwd)
+        raise InvalidSpec("cwd: expected a folder on this host, found %s at %s" % (found, cwd), "cwd_missing")
+    chosen, roots = rundir.choose_root(spec.root, environ)
+    env = _child_environment(environ, cwd, {**spec.env, **secrets}, ())
+    if shell.wants_unbuffered(spec):
+        env.setdefault(b"PYTHONUNBUFFERED", b"1")
+    interpreter = shell.find_shell(environ) if shell.needs_shell(spec) else ""
+    folder = KeyDirectory(chosen.launches + "/" + key.directory_name)
+
+    def resolve(run: RunDirectory) -> Execution:
+        return _execution(shell.argv(spec, run, interpreter), env, cwd, run.launch_id)
+
+    def settled(run: RunDirectory) -> bool:
+        return records.read(run.path).state.ended
+
+    def claim_it(guard: procfs.ProcessIdentity, number: int) -> None:
+        value = _claim_value(key, attempt, number, chosen, guard, spec.label, archive_digest)
+        value["warnings"] = [
+            "%s: passed over as a place for run directories: %s" % (root.path, root.why)
+            for root in roots[: roots.index(chosen)]
+        ]
+        if not claim.take(roots, chosen, key, attempt, number, value):
+            raise _Lost
+
+    def prepare(run: RunDirectory) -> None:
+        rundir.write_file(run.spec_path, rundir.encode_json(spec.to_json()) + b"\n", durable=False)
+        shell.write_scripts(spec, run)
+
+    plan = Plan(
+        folder.run_directory,
+        resolve,
+        Settings.from_spec(spec.to_json()),
+        None,
+        ("spec.json", "command.sh", "setup.sh", "log"),
+        observe=True,
+    )
+    while True:
+        number, existing = claim.decide(roots, chosen, key, attempt, after, settled)
+        if existing is not None:
+            return "existing", records.read(existing.path)
+        run = folder.run_directory(number)
+        try:
+            _, ready = _begin(plan, run, claim_it, prepare, lambda: _withdraw(roots, chosen, key, number))
+        except _Lost:
+            continue
+        os.close(ready)
+        return "launched", records.read(run.path)
+
+
+def start_fast(
+    argv: Sequence[str],
+    *,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    label: str | None = None,
+    deadline_s: float | None = None,
+    grace_period_s: float = 30.0,
+    leftovers: str = "kill",
+    root: str | None = None,
+    stdin: int | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> FastLaunch:
+    """
+    Launch an argv for a caller who stays to watch, with a key of its own, by the shortest way.
+
+    :param stdin: descriptor that becomes the child's standard input (the terminal's, say); None for /dev/null.
+    :param env: set beside the caller's environment.
+    :raises RunDirectoryError: kinds ``no_root``, ``disk``; nothing is left behind.
+    :raises InvalidSpec: kind ``cwd_missing``.
+    """
+    slug = os.path.basename(argv[0]) if argv[0] else "run"
+    key = LaunchKey(("foreground", os.urandom(12).hex()), slug)
+    attempt = Attempt(1, os.urandom(4).hex())
+    here = os.getcwd() if cwd is None else rundir.expand_home(cwd, environ)
+    if cwd is not None and not (os.path.isdir(here) and os.access(here, os.X_OK)):
+        raise InvalidSpec("cwd: expected a folder, found %s at %s" % (_what_is(here), here), "cwd_missing")
+    chosen, _ = rundir.choose_root(root, environ)
+    folder = KeyDirectory(chosen.launches + "/" + key.directory_name)
+    words = [os.fsencode(word) for word in argv]
+    child_env = _child_environment(environ, here, env or {}, _KEPT_IN_FOREGROUND)
+    spec = {
+        "command": list(argv),
+        "cwd": here,
+        "env": dict(env or {}),
+        "deadline_s": deadline_s,
+        "grace_period_s": grace_period_s,
+        "leftovers": leftovers,
+        "label": label,
+        "root": root,
+    }
+
+    def resolve(run: RunDirectory) -> Execution:
+        child_env[procfs.TAG.encode()] = run.launch_id.encode()
+        return words, child_env, os.fsencode(here)
+
+    def claim_it(guard: procfs.ProcessIdentity, number: int) -> None:
+        folder.create(key.to_json())
+        folder.mark_attempt(attempt)
+        folder.claim(number, _claim_value(key, attempt, number, chosen, guard, label, None), durable=False)
+
+    def prepare(run: RunDirectory) -> None:
+        rundir.write_file(run.spec_path, rundir.encode_json(spec) + b"\n", durable=False)
+
+    def withdraw() -> None:
+        folder.withdraw_claim(1)
+
+    settings = Settings(deadline_s, grace_period_s, leftovers=leftovers)
+    plan = Plan(folder.run_directory, resolve, settings, stdin, ("spec.json", "log"), observe=True)
+    pids, ready = _begin(plan, folder.run_directory(1), claim_it, prepare, withdraw)
+    return FastLaunch(folder.run_directory(1), ready, pids)
+
+
+class _Lost(Exception):
+    """Another launcher has the number."""
+
+
+def _begin(
+    plan: Plan,
+    run: RunDirectory,
+    claim_it: Callable[[procfs.ProcessIdentity, int], None],
+    prepare: Callable[[RunDirectory], None],
+    withdraw: Callable[[], None],
+) -> tuple[tuple[int, int, int], int]:
+    """
+    Fork the guard, claim, fill the run directory, and give the word.
+
+    :return: (pids of child, supervisor, guard), read end of the guard's pipe.
+    """
+    go_read, go_write = os.pipe()
+    ready_read, ready_write = os.pipe()
+    guard_pid = os.fork()
+    if guard_pid == 0:
+        try:
+            os.close(go_write)
+            os.close(ready_read)
+            guards.run(plan, go_read, ready_write)
+        finally:
+            os._exit(1)
+    os.close(go_read)
+    os.close(ready_write)
+    claimed = made = False
+    try:
+        guard = procfs.identify(guard_pid)
+        if guard is None:
+            raise GpuAlertError("the guard (pid %d) died before the launch" % guard_pid)
+        claim_it(guard, run.number)
+        claimed = True
+        made = True
+        run.create()
+        prepare(run)
+        _write_line(go_write, b"%d\n" % run.number)
+        words = _read_line(ready_read).split(None, 2)
+        if words[:1] != [b"started"]:
+            if words[:1] == [b"error"]:
+                raise RunDirectoryError(words[2].decode("utf-8", "replace"), words[1].decode())
+            raise GpuAlertError("%s: guard and supervisor died before the child was started" % run.path)
+        child, supervisor, guard_told = (int(word) for word in b" ".join(words[1:]).split())
+    except BaseException:
+        # Closed before anything is taken back: the guard sees it and ends, and so does the waiting child.
+        os.close(go_write)
+        os.close(ready_read)
+        os.waitpid(guard_pid, 0)
+        if made and run.read_started() is None:
+            _remove_tree(run.path)
+        if claimed:
+            withdraw()
+        raise
+    os.close(go_write)
+    _guards.append(guard_pid)
+    return (child, supervisor, guard_told), ready_read
+
+
+def _withdraw(roots: list[Root], chosen: Root, key: LaunchKey, number: int) -> None:
+    from gpualert import claim
+
+    claim.withdraw(claim.folders(roots, chosen, key.directory_name), number)
+
+
+def _claim_value(
+    key: LaunchKey,
+    attempt: Attempt,
+    number: int,
+    chosen: Root,
+    guard: procfs.ProcessIdentity,
+    label: str | None,
+    archive_digest: str | None,
+) -> dict[str, Any]:
+    launcher = procfs.identify(os.getpid())
+    return {
+        "launch_id": key.launch_id(number),
+        "number": number,
+        "attempt": attempt.to_json(),
+        "root": chosen.path,
+        "created_at": time.time(),
+        "launcher": None if launcher is None else launcher.to_json(),
+        "guard": guard.to_json(),
+        "label": label,
+        "archive_digest": archive_digest,
+    }
+
+
+def _child_environment(
+    environ: Mapping[str, str], cwd: str, extra: Mapping[str, str], kept: tuple[bytes, ...]
+) -> dict[bytes, bytes]:
+    """
+    The host's environment without what belongs to the SSH session, with the launch's own; bytes, so that no locale has
+    a say.
+    """
+    env: dict[bytes, bytes] = {}
+    for name, value in environ.items():
+        encoded = os.fsencode(name)
+        if encoded.startswith(b"SSH_") and encoded not in kept:
+            continue
+        env[encoded] = os.fsencode(value)
+    env[b"PWD"] = _encoded(cwd)
+    env.pop(b"OLDPWD", None)
+    for name, value in extra.items():
+        env[_encoded(name)] = _encoded(value)
+    return env
+
+
+def _execution(argv: Sequence[str], env: dict[bytes, bytes], cwd: str, launch_id: str) -> Execution:
+    env[procfs.TAG.encode()] = launch_id.encode()
+    return [_encoded(word) for word in argv], env, _encoded(cwd)
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+
+
+def _what_is(path: str) -> str:
+    if os.path.lexists(path):
+        return "a folder that may not be entered" if os.path.isdir(path) else "no folder"
+    return "nothing"
+
+
+def _remove_tree(path: str) -> None:
+    """A run directory whose command never ran; it is two levels deep."""
+    for folder in (path + "/observer", path):
+        try:
+            for name in os.listdir(folder):
+                if not os.path.isdir(folder + "/" + name):
+                    os.unlink(folder + "/" + name)
+            os.rmdir(folder)
+        except OSError:
+            pass
+
+
+def _collect_guards() -> None:
+    for pid in list(_guards):
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0] == pid:
+                _guards.remove(pid)
+        except ChildProcessError:
+            _guards.remove(pid)
+
+
+def _write_line(descriptor: int, line: bytes) -> None:
+    try:
+        os.write(descriptor, line)
+    except OSError as error:
+        raise GpuAlertError("the supervisor died before the launch (%s)" % error.strerror) from error
+
+
+def _read_line(descriptor: int) -> bytes:
+    """One line; what there is when the writer is gone."""
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = os.read(descriptor, 1)
+        if not piece:
+            break
+        line += piece
+    return line
+
+
+__all__ = ["FastLaunch", "Refused", "launch", "start_fast"]
