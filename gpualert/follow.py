@@ -1,7 +1,8 @@
 """Follow one launch: its log from a position on, its state when that changes, and at last its outcome.
 
-The bytes of a launch are on the host's disk whether anybody follows or not; following only reads. So a follower may stop at any byte, and the next one
-goes on from the last position that was acknowledged: nothing is lost, and in normal running nothing comes twice.
+The bytes of a launch are on the host's disk whether anybody follows or not; following only reads. So a follower may
+stop at any byte, and the next one goes on from the last position that was acknowledged: nothing is lost, and in normal
+running nothing comes twice.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ LONGEST_DELAY_S = 0.5
 STATE_EVERY_S = 1.0
 BEAT_EVERY_S = 10.0
 ACK_EVERY_S = 1.0
-#: How long the end may wait for the list of processes that were left behind, so that it stands in the outcome.
-TREE_WAIT_S = 2.0
+#: How long the end may wait for what the child left running to be ended too (10 s of grace, 5 s of killing): whoever is
+#: told of the end may start the next training on the same GPU.
+TREE_WAIT_S = 16.0
 
 
 class Follower:
     """
     Gives the contents of frames, whenever asked; it never waits (but for the verdict, at the end).
 
-    :param position: (generation, offset) of the first byte wanted; None: what the last follower acknowledged, else the log's first byte.
+    :param position: (generation, offset) of the first byte wanted; None: what the last follower acknowledged, else the
+        log's first byte.
     :param epoch: the epoch taken by attaching; None for a mere reader, whose acknowledgements are not kept.
     :param clock: seconds since the epoch; ``monotonic``: seconds since whenever.
     :raises RunDirectoryError: there is no such launch, or its files cannot be read.
@@ -55,6 +58,7 @@ class Follower:
         self._clock = clock
         self._monotonic = monotonic
         self.record: RunRecord = records.read(run_directory)
+        self._leftovers_are_kept = (self._files.read_spec() or {}).get("leftovers") == "keep"
         self.finished = False
         self.delay_s = 0.0
         generation, offset = self._acknowledged() if position is None else position
@@ -90,9 +94,9 @@ class Follower:
 
     def poll(self) -> list[tuple[dict[str, Any], bytes]]:
         """
-        What is new, in order: ``state``, ``gap``, ``log``, ``beat``, ``ended``. ``delay_s`` then says when to ask again; ``finished``, whether ``ended`` was given.
+        What is new, in order: ``state``, ``gap`` and ``log``, ``beat``, ``ended``; at most about :data:`BATCH_BYTES` of log.
 
-        At most about :data:`BATCH_BYTES` of log.
+        ``delay_s`` then says when to ask again; ``finished``, whether ``ended`` was given.
         """
         messages: list[tuple[dict[str, Any], bytes]] = []
         if self.finished:
@@ -140,7 +144,7 @@ class Follower:
     # ---- state
 
     def _look(self, now: float, messages: list[tuple[dict[str, Any], bytes]]) -> None:
-        """Read the state when it is time, or when the end has been written; it must be known *before* the log is read for the last time."""
+        """Read the state when it is time. The end must be known *before* the log is read for the last time."""
         if self._end_seen_at is not None and self.record.survivors is not None:
             return
         if now - self._looked_at < STATE_EVERY_S and self._end_seen_at is None and not self._files.has_ended():
@@ -153,16 +157,21 @@ class Follower:
             self._end_seen_at = now
 
     def _all_is_read(self, now: float) -> bool:
-        """The child has ended, what it left behind was seen to, and the log as it was then has been given."""
+        """The child has ended, what it left running was seen to, and the log as it was then has been given."""
         if self._end_seen_at is None:
             return False
-        waiting = self.record.survivors is None and self.record.state is not RunState.LOST
-        if waiting and now - self._end_seen_at < TREE_WAIT_S:
+        if self._tree_is_awaited() and now - self._end_seen_at < TREE_WAIT_S:
             return False
         if self._goal is None:
-            # Whoever was left running (``leftovers="keep"``) may write for ever; what is there now belongs to the launch.
+            # What was left running on purpose may write for ever; the log as it is now is the launch's.
             self._goal = self._reader.size() or 0
         return self._caught_up or self._reader.position[1] >= self._goal
+
+    def _tree_is_awaited(self) -> bool:
+        record = self.record
+        if record.survivors is not None or record.state is RunState.LOST:
+            return False
+        return record.stopped_by is not None or not self._leftovers_are_kept
 
     # ---- log
 
@@ -194,7 +203,8 @@ class Follower:
         """
         The chunk as ``log`` messages, cut where the time changes.
 
-        ``time`` says by when the bytes were in the log: now for what was not there a moment ago, else what the index knows; null when nobody saw.
+        ``time`` says by when the bytes were in the log: now for what was not there a moment ago, else what the index
+        knows; null when nobody saw.
         """
         now, start = self._clock(), 0
         while start < len(chunk.data):

@@ -1,4 +1,4 @@
-"""Whatever stands between sshd and us (login shells, noise, homes, missing Pythons), it works, or one error says what to do."""
+"""Whatever stands between sshd and us (shells, noise, homes, Pythons): it works, or one error says what to do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def open_folder(request: pytest.FixtureRequest) -> Path:
 
 
 def test_every_login_shell_brings_us_to_hello(shell_account: Account, ssh_host_with: HostMaker) -> None:
-    """A noisy start-up file of any login shell comes before the marker and does no harm; the second time nothing is sent."""
+    """Whatever a login shell's start-up file prints comes before the marker, and does no harm."""
     host = ssh_host_with(username=shell_account.name)
     with Talk.over_ssh(host) as first:
         assert first.hello()["user"] == shell_account.name
