@@ -45,7 +45,7 @@ test-fast: setup ## the fast half: no Airflow is started
 
 demo: setup ## a real Airflow, a real SSH host, and trainings that fail for real reasons (ONCE=1: stop when the table is printed)
 	@tools/install-system-packages openssh-server openssh-client || true
-	$(PY) -m tools.demo $(if $(ONCE),--once) $(ARGS)
+	@$(PY) -m tools.demo $(if $(ONCE),--once) $(ARGS) || { s=$$?; [ $$s = 130 ] || exit $$s; } # 130: you pressed Ctrl-C
 
 bench: setup ## measure what the design promises and print the table
 	@$(PY) -m benchmarks $(ARGS)

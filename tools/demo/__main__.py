@@ -82,13 +82,13 @@ def _run(folder: Path, options: argparse.Namespace) -> int:
         rig.api.wait_for_run(DAG_ID, run_id, options.deadline)
         rows = [_row(rig, run_id, task["task_id"], folder) for task in rig.api.tasks(DAG_ID, run_id)]
         print("\n" + render(sorted(rows, key=_order), shutil.get_terminal_size((140, 24)).columns) + "\n", flush=True)
-        _closing_words(rows, folder)
+        as_expected = _closing_words(rows, folder)
         print(f"Airflow: {rig.url}/dags/{DAG_ID}/runs/{run_id}", flush=True)
         print(f"         user admin, password {rig.passwords['admin']} (may all)", flush=True)
         print(f"         user viewer, password {rig.passwords['viewer']} (may look)", flush=True)
         if not options.once:
             _wait_for_enter()
-    return 0
+    return 0 if as_expected else 1
 
 
 def _start_host(folder: Path, embedded: bool) -> SshEndpoint:
@@ -134,16 +134,18 @@ def _order(row: Row) -> tuple[bool, str]:
     return row.state != "success", row.task
 
 
-def _closing_words(rows: Sequence[Row], folder: Path) -> None:
+def _closing_words(rows: Sequence[Row], folder: Path) -> bool:
     succeeded = sum(row.state == "success" for row in rows)
     failed = sum(row.state == "failed" for row in rows)
-    if (succeeded, failed) == (1, 6):
+    as_expected = (succeeded, failed) == (1, 6)
+    if as_expected:
         print("As it should be: one training succeeded, six failed, each for the reason in its row.", flush=True)
     else:
         print(f"Not as it should be: {succeeded} succeeded and {failed} failed; expected 1 and 6.", flush=True)
     print(
         f"All that the demo made lies in {_shown(folder)} until the next one: these logs, Airflow's own, the project."
     )
+    return as_expected
 
 
 def _shown(path: Path) -> str:

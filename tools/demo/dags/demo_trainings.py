@@ -15,7 +15,7 @@ RUN_DIRECTORIES = os.environ["GPUALERT_DEMO_ROOT"]
 PYTHON = os.environ["GPUALERT_DEMO_PYTHON"]
 
 COMMANDS = {
-    "learns": f"{PYTHON} train.py --epochs 20 --out metrics.json",
+    "learns": f"{PYTHON} train.py --epochs 30 --pause 0.5 --out metrics.json",
     "wrong_config": f"{PYTHON} train.py --config config.json",
     "out_of_memory": f"ulimit -v 1000000\n{PYTHON} train.py --cache-tokens 4000000",
     "broken_kernel": f"{PYTHON} train.py --kernel native",
@@ -31,7 +31,7 @@ with DAG("demo_trainings", schedule=None, doc_md=__doc__, tags=["gpualert"]):
             ssh_conn_id="demo_host",
             command=command,
             cwd=PROJECT,
-            root=RUN_DIRECTORIES,
+            remote_root=RUN_DIRECTORIES,
             deadline=timedelta(minutes=5),
             grace_period=timedelta(seconds=5),
             result_file="metrics.json" if name == "learns" else None,

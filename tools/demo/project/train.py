@@ -1,6 +1,6 @@
 """A small real training: a linear model fitted by gradient descent, in plain Python.
 
-The demo lets it fail in several ways. Nothing in it knows of GPUAlert or Airflow: it is what a user's own script would be.
+The demo lets it fail in several ways. Nothing in it knows of GPUAlert or Airflow: it is a user's own script.
 """
 
 import argparse
