@@ -41,8 +41,7 @@ def look(roots: list[Root], key_name: str) -> Seen:
     for root in roots:
         if not root.readable:
             raise Refused(
-                "%s: %s; another launch may live there, so nothing is launched until it can be read"
-                % (root.path, root.why),
+                f"{root.path}: {root.why}; another launch may live there, so nothing is launched until it can be read",
                 "root_unreadable",
             )
         if not root.exists:
@@ -76,14 +75,12 @@ def check_fence(seen: Seen, attempt: Attempt) -> None:
     """
     if seen.tombstone >= attempt.number:
         raise Refused(
-            "attempt %d: a stop for attempts up to %d came before this launch, so it does not happen"
-            % (attempt.number, seen.tombstone),
+            f"attempt {attempt.number}: a stop for attempts up to {seen.tombstone} came first, so it is not launched",
             "tombstoned",
         )
     if seen.attempt > attempt.number:
         raise Refused(
-            "attempt %d: attempt %d of the same task has been here; an older one does not launch any more"
-            % (attempt.number, seen.attempt),
+            f"attempt {attempt.number}: attempt {seen.attempt} of this task has been here; an older one launches nothing",
             "superseded",
         )
 
@@ -177,5 +174,5 @@ def _make(folder: KeyDirectory, key: LaunchKey) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise RunDirectoryError("%s: cannot create: %s" % (launches, error.strerror)) from error
+        raise RunDirectoryError(f"{launches}: cannot create: {error.strerror}") from error
     folder.create(key.to_json())

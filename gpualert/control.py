@@ -142,7 +142,7 @@ def stop(
     current = run.epoch()
     if epoch is not None and epoch < current:
         raise Refused(
-            f"{launch_id}: a stop with epoch {epoch}, but epoch {current} has attached since; it is for that one to decide",
+            f"{launch_id}: a stop with epoch {epoch}, but epoch {current} has attached since and decides now",
             "stale_epoch",
         )
     return _stop(run, epoch, reason, who, wait_s)
@@ -167,7 +167,7 @@ def stop_key(
         seen = claim.look(roots, name)
         if seen.attempt > attempt.number:
             raise Refused(
-                f"attempt {attempt.number}: attempt {seen.attempt} of the same task has been here; an older one stops nothing any more",
+                f"attempt {attempt.number}: attempt {seen.attempt} of this task has been here; an older one stops nothing",
                 "superseded",
             )
         run = claim.locate(roots, name, seen.latest) if seen.latest else None

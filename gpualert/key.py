@@ -41,7 +41,7 @@ class LaunchKey:
 
     def launch_id(self, number: int) -> str:
         """``<slug>-<hash12>.<number>``."""
-        return "%s.%d" % (self.directory_name, number)
+        return f"{self.directory_name}.{number}"
 
     def to_json(self) -> dict[str, Any]:
         return {"parts": list(self.parts), "slug": self.slug}
@@ -57,7 +57,7 @@ class LaunchKey:
         return hash((self.parts, self.slug))
 
     def __repr__(self) -> str:
-        return "LaunchKey(%r, %r)" % (self.parts, self.slug)
+        return f"LaunchKey({self.parts!r}, {self.slug!r})"
 
 
 class Attempt:
@@ -88,7 +88,7 @@ class Attempt:
         return hash((self.number, self.id))
 
     def __repr__(self) -> str:
-        return "Attempt(%d, %r)" % (self.number, self.id)
+        return f"Attempt({self.number}, {self.id!r})"
 
 
 def split_launch_id(launch_id: str) -> tuple[str, int]:
@@ -99,7 +99,7 @@ def split_launch_id(launch_id: str) -> tuple[str, int]:
     """
     name, dot, number = launch_id.rpartition(".")
     if not dot or not number.isdigit() or "/" in name or name in ("", ".", ".."):
-        raise ValueError("launch id: expected <slug>-<hash>.<number>, found %r" % launch_id)
+        raise ValueError(f"launch id: expected <slug>-<hash>.<number>, found {launch_id!r}")
     return name, int(number)
 
 

@@ -82,14 +82,14 @@ def launch(
     _collect_guards()
     missing = sorted(set(spec.secret_env) - set(secrets))
     if missing:
-        raise InvalidSpec("secret_env: no value came for %s" % ", ".join(missing))
+        raise InvalidSpec("secret_env: no value came for {}".format(", ".join(missing)))
     foreign = sorted(set(secrets) - set(spec.secret_env))
     if foreign:
-        raise InvalidSpec("secrets: values came for %s, which secret_env does not name" % ", ".join(foreign))
+        raise InvalidSpec("secrets: values came for {}, which secret_env does not name".format(", ".join(foreign)))
     cwd = shell.working_directory(spec, environ)
     if not os.path.isdir(cwd) or not os.access(cwd, os.X_OK):
         found = "a folder that may not be entered" if os.path.isdir(cwd) else _what_is(cwd)
-        raise InvalidSpec("cwd: expected a folder on this host, found %s at %s" % (found, cwd), "cwd_missing")
+        raise InvalidSpec(f"cwd: expected a folder on this host, found {found} at {cwd}", "cwd_missing")
     chosen, roots = rundir.choose_root(spec.root, environ)
     env = _child_environment(environ, cwd, {**spec.env, **secrets}, ())
     if shell.wants_unbuffered(spec):
@@ -106,11 +106,14 @@ def launch(
     def claim_it(guard: procfs.ProcessIdentity, number: int) -> None:
         value = _claim_value(key, attempt, number, chosen, guard, spec.label, archive_digest)
         value["warnings"] = [
-            "%s: passed over as a place for run directories: %s" % (root.path, root.why)
+            f"{root.path}: passed over as a place for run directories: {root.why}"
             for root in roots[: roots.index(chosen)]
         ]
         if not claim.take(roots, chosen, key, attempt, number, value):
             raise _Lost
+
+    def take_back(number: int) -> None:
+        claim.withdraw(claim.folders(roots, chosen, key.directory_name), number)
 
     def prepare(run: RunDirectory) -> None:
         rundir.write_file(run.spec_path, rundir.encode_json(spec.to_json()) + b"\n", durable=False)
@@ -130,7 +133,7 @@ def launch(
             return "existing", records.read(existing.path)
         run = folder.run_directory(number)
         try:
-            _, ready = _begin(plan, run, claim_it, prepare, lambda: _withdraw(roots, chosen, key, number))
+            _, ready = _begin(plan, run, claim_it, prepare, take_back)
         except _Lost:
             continue
         os.close(ready)
@@ -163,7 +166,7 @@ def start_fast(
     attempt = Attempt(1, os.urandom(4).hex())
     here = os.getcwd() if cwd is None else rundir.expand_home(cwd, environ)
     if cwd is not None and not (os.path.isdir(here) and os.access(here, os.X_OK)):
-        raise InvalidSpec("cwd: expected a folder, found %s at %s" % (_what_is(here), here), "cwd_missing")
+        raise InvalidSpec(f"cwd: expected a folder, found {_what_is(here)} at {here}", "cwd_missing")
     chosen, _ = rundir.choose_root(root, environ)
     folder = KeyDirectory(chosen.launches + "/" + key.directory_name)
     words = [os.fsencode(word) for word in argv]
@@ -191,8 +194,8 @@ def start_fast(
     def prepare(run: RunDirectory) -> None:
         rundir.write_file(run.spec_path, rundir.encode_json(spec) + b"\n", durable=False)
 
-    def withdraw() -> None:
-        folder.withdraw_claim(1)
+    def withdraw(number: int) -> None:
+        folder.discard(number)
 
     settings = Settings(deadline_s, grace_period_s, leftovers=leftovers)
     plan = Plan(folder.run_directory, resolve, settings, stdin, ("spec.json", "log"), observe=True)
@@ -209,7 +212,7 @@ def _begin(
     run: RunDirectory,
     claim_it: Callable[[procfs.ProcessIdentity, int], None],
     prepare: Callable[[RunDirectory], None],
-    withdraw: Callable[[], None],
+    withdraw: Callable[[int], None],
 ) -> tuple[tuple[int, int, int], int]:
     """
     Fork the guard, claim, fill the run directory, and give the word.
@@ -228,14 +231,13 @@ def _begin(
             os._exit(1)
     os.close(go_read)
     os.close(ready_write)
-    claimed = made = False
+    claimed = False
     try:
         guard = procfs.identify(guard_pid)
         if guard is None:
-            raise GpuAlertError("the guard (pid %d) died before the launch" % guard_pid)
+            raise GpuAlertError(f"the guard (pid {guard_pid}) died before the launch")
         claim_it(guard, run.number)
         claimed = True
-        made = True
         run.create()
         prepare(run)
         _write_line(go_write, b"%d\n" % run.number)
@@ -243,27 +245,20 @@ def _begin(
         if words[:1] != [b"started"]:
             if words[:1] == [b"error"]:
                 raise RunDirectoryError(words[2].decode("utf-8", "replace"), words[1].decode())
-            raise GpuAlertError("%s: guard and supervisor died before the child was started" % run.path)
+            raise GpuAlertError(f"{run.path}: guard and supervisor died before the child was started")
         child, supervisor, guard_told = (int(word) for word in b" ".join(words[1:]).split())
     except BaseException:
         # Closed before anything is taken back: the guard sees it and ends, and so does the waiting child.
         os.close(go_write)
         os.close(ready_read)
         os.waitpid(guard_pid, 0)
-        if made and run.read_started() is None:
+        if claimed and not run.has_started():
             _remove_tree(run.path)
-        if claimed:
-            withdraw()
+            withdraw(run.number)
         raise
     os.close(go_write)
     _guards.append(guard_pid)
     return (child, supervisor, guard_told), ready_read
-
-
-def _withdraw(roots: list[Root], chosen: Root, key: LaunchKey, number: int) -> None:
-    from gpualert import claim
-
-    claim.withdraw(claim.folders(roots, chosen, key.directory_name), number)
 
 
 def _claim_value(
@@ -352,7 +347,7 @@ def _write_line(descriptor: int, line: bytes) -> None:
     try:
         os.write(descriptor, line)
     except OSError as error:
-        raise GpuAlertError("the supervisor died before the launch (%s)" % error.strerror) from error
+        raise GpuAlertError(f"the supervisor died before the launch ({error.strerror})") from error
 
 
 def _read_line(descriptor: int) -> bytes:

@@ -64,7 +64,7 @@ class ProcessIdentity:
         return hash((self.pid, self.start_ticks, self.boot_id))
 
     def __repr__(self) -> str:
-        return "ProcessIdentity(%s)" % ", ".join("%s=%r" % item for item in self.to_json().items())
+        return "ProcessIdentity({})".format(", ".join("{}={!r}".format(*item) for item in self.to_json().items()))
 
 
 class ProcessStat:
@@ -94,7 +94,7 @@ def stat(pid: int) -> ProcessStat | None:
     :return: None when there is no such process (or it is hidden from us).
     """
     try:
-        text = _read("/proc/%d/stat" % pid)
+        text = _read(f"/proc/{pid}/stat")
     except OSError:
         return None
     # The command name may hold spaces and parentheses; the last ')' ends it.
@@ -110,7 +110,7 @@ def stat(pid: int) -> ProcessStat | None:
 def cpu_seconds(pid: int) -> tuple[float, float] | None:
     """User and system seconds a process has used, also of a zombie; None when there is no such process."""
     try:
-        rest = _read("/proc/%d/stat" % pid).rpartition(")")[2].split()
+        rest = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
         hertz = os.sysconf("SC_CLK_TCK")
         return int(rest[11]) / hertz, int(rest[12]) / hertz
     except (OSError, IndexError, ValueError):
@@ -213,7 +213,7 @@ def is_tagged(pid: int, launch_id: str) -> bool:
     user's).
     """
     try:
-        with open("/proc/%d/environ" % pid, "rb") as file:
+        with open(f"/proc/{pid}/environ", "rb") as file:
             environment = file.read()
     except OSError:
         return False
@@ -223,14 +223,14 @@ def is_tagged(pid: int, launch_id: str) -> bool:
 def command_line(pid: int, limit: int = 200) -> str | None:
     """For people; None when there is no such process. Kernel threads and zombies show their name only."""
     try:
-        with open("/proc/%d/cmdline" % pid, "rb") as file:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read(4 * limit).rstrip(b"\0").split(b"\0")
     except OSError:
         return None
     text = b" ".join(words).decode("utf-8", "replace")
     if not text:
         found = stat(pid)
-        text = "" if found is None else "[%s]" % found.command
+        text = "" if found is None else f"[{found.command}]"
     return text[:limit]
 
 

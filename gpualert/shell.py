@@ -139,55 +139,67 @@ def setup_text(spec: LaunchSpec) -> str | None:
     return "\n".join(parts) + "\n" if parts else None
 
 
+def _say(kind: str, what: str) -> str:
+    """A shell function for messages about one environment."""
+    return f'__gpualert_say() {{ echo "gpualert: environment {kind}:{_plain(what)}: $1" >&2; }}\n'
+
+
 def _conda(name: str) -> str:
     places = " ".join(_home_word(place + "/bin/conda") for place in CONDA_PLACES)
     micromamba = " ".join(_home_word(place) for place in MICROMAMBA_PLACES)
-    return f"""\
+    return (
+        _say("conda", name)
+        + f"""\
 __gpualert_activate() {{
   for __gpualert_tool in "${{CONDA_EXE:-}}" "$(command -v conda 2>/dev/null)" {places}; do
     if [ -f "$__gpualert_tool" ] && [ -x "$__gpualert_tool" ]; then
       __gpualert_hook=$("$__gpualert_tool" shell.posix hook) || {{
-        echo "gpualert: environment conda:{_plain(name)}: $__gpualert_tool shell.posix hook failed" >&2; return 1; }}
+        __gpualert_say "$__gpualert_tool shell.posix hook failed"; return 1; }}
       eval "$__gpualert_hook"
       conda activate {quote(name)} || {{
-        echo "gpualert: environment conda:{_plain(name)}: $__gpualert_tool could not activate it; see '$__gpualert_tool env list'" >&2; return 1; }}
+        __gpualert_say "$__gpualert_tool could not activate it; see '$__gpualert_tool env list'"; return 1; }}
       return 0
     fi
   done
   for __gpualert_tool in "${{MAMBA_EXE:-}}" "$(command -v micromamba 2>/dev/null)" {micromamba}; do
     if [ -f "$__gpualert_tool" ] && [ -x "$__gpualert_tool" ]; then
       __gpualert_hook=$("$__gpualert_tool" shell hook -s posix) || {{
-        echo "gpualert: environment conda:{_plain(name)}: $__gpualert_tool shell hook failed" >&2; return 1; }}
+        __gpualert_say "$__gpualert_tool shell hook failed"; return 1; }}
       eval "$__gpualert_hook"
       micromamba activate {quote(name)} || {{
-        echo "gpualert: environment conda:{_plain(name)}: $__gpualert_tool could not activate it" >&2; return 1; }}
+        __gpualert_say "$__gpualert_tool could not activate it"; return 1; }}
       return 0
     fi
   done
-  echo "gpualert: environment conda:{_plain(name)}: no conda on this host; looked at \\$CONDA_EXE, \\$PATH, {", ".join(CONDA_PLACES)}, and for micromamba" >&2
+  __gpualert_say "no conda here; looked at \\$CONDA_EXE, \\$PATH, {", ".join(CONDA_PLACES)}, micromamba"
   return 1
 }}
 __gpualert_activate || exit 1
 unset -f __gpualert_activate
 """
+    )
 
 
 def _venv(path: str) -> str:
-    return f"""\
+    return (
+        _say("venv", path)
+        + f"""\
 __gpualert_venv={_home_word(path)}
 if [ ! -f "$__gpualert_venv/bin/activate" ]; then
-  echo "gpualert: environment venv:{_plain(path)}: expected a virtual environment, found no $__gpualert_venv/bin/activate" >&2
+  __gpualert_say "expected a virtual environment, found no $__gpualert_venv/bin/activate"
   exit 1
 fi
 . "$__gpualert_venv/bin/activate" || exit 1
 unset __gpualert_venv
 """
+    )
 
 
 def _module(names: str) -> str:
     inits = " ".join(quote(path) for path in MODULE_INITS)
     lines = [
-        f"""\
+        _say("module", names)
+        + f"""\
 if ! command -v module >/dev/null 2>&1; then
   for __gpualert_init in "${{MODULESHOME:+$MODULESHOME/init/sh}}" {inits}; do
     if [ -f "$__gpualert_init" ]; then . "$__gpualert_init"; fi
@@ -195,7 +207,7 @@ if ! command -v module >/dev/null 2>&1; then
   done
 fi
 if ! command -v module >/dev/null 2>&1; then
-  echo "gpualert: environment module:{_plain(names)}: this host has no 'module' command; looked at \\$MODULESHOME, {", ".join(MODULE_INITS)}" >&2
+  __gpualert_say "this host has no 'module' command; looked at \\$MODULESHOME, {", ".join(MODULE_INITS)}"
   exit 1
 fi
 """
@@ -205,11 +217,11 @@ fi
         lines.append(
             f"""\
 __gpualert_before=${{LOADEDMODULES-none}}
-module load {quote(name)} || {{ echo "gpualert: environment module:{_plain(names)}: {_plain(name)} could not be loaded" >&2; exit 1; }}
+module load {quote(name)} || {{ __gpualert_say "{_plain(name)} could not be loaded"; exit 1; }}
 case ":${{LOADEDMODULES-}}:" in
   *:{quote(name)}:* | *:{quote(name)}/*) ;;
   *) if [ "${{LOADEDMODULES-}}" = "$__gpualert_before" ]; then
-       echo "gpualert: environment module:{_plain(names)}: {_plain(name)} is not among the loaded modules" >&2; exit 1
+       __gpualert_say "{_plain(name)} is not among the loaded modules"; exit 1
      fi ;;
 esac
 """

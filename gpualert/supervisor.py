@@ -13,12 +13,12 @@ import time
 
 from gpualert import child as children
 from gpualert import procfs
+from gpualert.rundir import HEARTBEAT_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-    from gpualert.procfs import ProcessIdentity
     from gpualert.rundir import RunDirectory
 
 #: Signals passed on to the child's process group. A stop from the terminal becomes SIGSTOP: SIGTSTP does not stop an
@@ -251,7 +251,7 @@ class Watch:
 
     def _beat(self) -> None:
         now = time.monotonic()
-        if now - self._heartbeat_at >= 15.0 or self._heartbeat_at == 0.0:
+        if now - self._heartbeat_at >= HEARTBEAT_S or self._heartbeat_at == 0.0:
             self._heartbeat_at = now
             try:
                 self.run.touch_heartbeat()
