@@ -108,7 +108,13 @@ class TaskLogWriter:
         return self._shown_to
 
     @property
+    def end(self) -> Position:
+        """Where the next byte is expected: behind all that was taken, printed or not."""
+        return Position(self._shown_to.generation, self._shown_to.offset_bytes + self._unshown_bytes)
+
+    @property
     def waiting_bytes(self) -> int:
+        """Bytes that the next :meth:`flush` could emit."""
         return len(self._pending)
 
     def feed(self, generation: int, offset_bytes: int, data: bytes, time: float | None = None) -> None:
@@ -117,7 +123,7 @@ class TaskLogWriter:
 
         :param time: unix time on the host when its last byte had been written.
         """
-        end = Position(self._shown_to.generation, self._shown_to.offset_bytes + self._unshown_bytes)
+        end = self.end
         if generation != end.generation or offset_bytes > end.offset_bytes:
             self._jump(Position(generation, offset_bytes), end)
         elif offset_bytes < end.offset_bytes:

@@ -134,39 +134,37 @@ class BlockingSession:
         :param attach: raise the epoch, so that earlier followers may no longer stop the launch.
         :param for_s: stop iterating after so many seconds even if nothing ended; None: never.
         :param silence_s: longest time without any frame before the link counts as dead.
-        :param tick_s: yield a frame of type ``tick``, made here, whenever nothing came for so long: for callers that
-            have something to do in between.
+        :param tick_s: yield :data:`talk.TICK` after so long without a frame.
         :raises HostError: ``unknown_launch`` and the like.
-        :raises TransportError: dropped, protocol.
+        :raises TransportError: dropped, timeout, protocol.
         """
-        end = None if for_s is None else time.monotonic() + for_s
         self._conversation.send(protocol.follow_request(launch_id, from_=from_, attach=attach, who=who))
+        heard_at = time.monotonic()
+        end = None if for_s is None else heard_at + for_s
         finished = False
-        heard = time.monotonic()
         try:
-            while True:
+            while not finished:
                 now = time.monotonic()
-                if end is not None and now >= end:
-                    return
-                until = min(
-                    heard + silence_s, now + (silence_s if tick_s is None else tick_s), end or heard + silence_s
-                )
-                event = self._next(max(0.0, until - now))
+                waits = [heard_at + silence_s - now]
+                if waits[0] <= 0:
+                    raise errors.timed_out(self.target.peer, "a sign of life from the host", silence_s)
+                if end is not None:
+                    if now >= end:
+                        return
+                    waits.append(end - now)
+                if tick_s is not None:
+                    waits.append(tick_s)
+                event = self._next(min(waits))
                 if event is None:
-                    if time.monotonic() >= heard + silence_s:
-                        raise errors.timed_out(self.target.peer, "a sign of life from the host", silence_s)
                     if tick_s is not None:
-                        yield Frame({"type": "tick"})
+                        yield talk.TICK
                     continue
+                heard_at = time.monotonic()
                 frame = self._frame(event)
+                finished = frame.type in ("ended", "error")
                 if frame.type == "error":
-                    finished = True
                     raise protocol.HostError.from_frame(frame.header)
-                finished = frame.type == "ended"
                 yield frame
-                if finished:
-                    return
-                heard = time.monotonic()  # after the yield: a slow caller is not the host's silence
         finally:
             if not finished and not self._closed and not self._conversation.over:
                 self._conversation.send(protocol.detach_message())

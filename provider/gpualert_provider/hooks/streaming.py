@@ -84,12 +84,12 @@ class StreamingSession:
         *,
         silence_s: float = talk.SILENCE_S,
         tick_s: float | None = None,
-    ) -> AsyncIterator[Frame | None]:
+    ) -> AsyncIterator[Frame]:
         """
         Frames of one launch as they come: ``attached``, then ``log gap state beat``, and ``ended`` as the last one.
 
         :param silence_s: longest time without any frame before the link counts as dead.
-        :param tick_s: yield None after so long without a frame, so that the caller can see to other things.
+        :param tick_s: yield :data:`talk.TICK` after so long without a frame.
         :raises HostError: ``unknown_launch`` and the like.
         :raises TransportError: dropped, timeout, protocol.
         """
@@ -103,7 +103,7 @@ class StreamingSession:
             event = await self._next(left if tick_s is None else min(left, tick_s))
             if event is None:
                 if tick_s is not None:
-                    yield None
+                    yield talk.TICK
                 continue
             heard_at = time.monotonic()
             frame = self._frame(event)
@@ -116,6 +116,13 @@ class StreamingSession:
     async def send_ack(self, generation: int, offset: int, ended: bool = False) -> None:
         """Everything before ``offset`` is safely delivered; with ``ended``, the outcome too. No answer comes."""
         self._conversation.send(protocol.ack_message(generation, offset, ended=ended))
+        await self._flush()
+
+    async def detach(self) -> None:
+        """
+        Stop following; other requests can be made afterwards. Frames that are already on their way are passed over.
+        """
+        self._conversation.send(protocol.detach_message())
         await self._flush()
 
     async def close(self) -> None:
