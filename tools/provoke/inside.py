@@ -16,16 +16,23 @@ import subprocess
 import sys
 import time
 
+NODE_ADDRESS = "10.20.0.11"
+
 
 def mount(*args):
     subprocess.run(["mount", *args], check=True, stdin=subprocess.DEVNULL)
 
 
 def raise_loopback():
-    """Set IFF_UP on lo (netdevice(7)), so that no ip(8) is needed."""
-    with socket.socket() as probe:
-        request = struct.pack("16sH14x", b"lo", 0x1 | 0x8 | 0x40)
-        fcntl.ioctl(probe, 0x8914, request)
+    """
+    Set IFF_UP on lo and give it a second address (netdevice(7)), so that no ip(8) is needed.
+
+    Where 127.0.0.1 is the only address, the resolver finds nothing for those who ask with AI_ADDRCONFIG (Slurm does).
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        fcntl.ioctl(probe, 0x8914, struct.pack("16sH14x", b"lo", 0x1 | 0x8 | 0x40))
+        address = struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(NODE_ADDRESS))
+        fcntl.ioctl(probe, 0x8916, struct.pack("16s16s", b"lo:0", address))
 
 
 def move_scripts(venv):
@@ -76,7 +83,7 @@ def prepare(orders):
         open_private_home(orders["python_home"])
     mount("-t", "tmpfs", "-o", "size=512m,mode=1777", "tmpfs", "/tmp")
     with open("/tmp/.hosts", "w") as hosts:
-        hosts.write(f"127.0.0.1 localhost\n127.0.0.1 {orders['hostname']}\n")
+        hosts.write(f"127.0.0.1 localhost\n{NODE_ADDRESS} {orders['hostname']}\n")
     mount("--bind", "/tmp/.hosts", "/etc/hosts")
     project = orders["project"]
     os.makedirs(project)
