@@ -1,0 +1,715 @@
+"""The operator and one try's conduct, against a host in memory that keeps the documented rules."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout, TaskDeferred
+
+from gpualert.errors import InvalidSpec
+from gpualert.outcome import Outcome
+from gpualert.records import ExitStatus, RunState
+from gpualert_provider import conduct
+from gpualert_provider import ledger as ledgers
+from gpualert_provider.exceptions import GpuTrainingFailed, InvalidRequest, LaunchRefused, LedgerError
+from gpualert_provider.hooks.errors import TransportError
+from gpualert_provider.ledger import EntryStatus
+from gpualert_provider.operators import deployment, secrets, training
+from gpualert_provider.operators.training import GPUTrainingOperator
+from tests.unit.provider.fake_host import FakeHost, FakeTarget
+from tests.unit.provider.test_ledger import Store
+
+
+class World:
+    """One task in one Airflow with one host: its store outlives tries, as Airflow's does."""
+
+    def __init__(self, monkeypatch):
+        self.host = FakeHost()
+        self.hosts = {"gpu": self.host}
+        self.store = Store()
+        self.pushed = {}
+        self.lines = []
+        self.secrets = {}
+        monkeypatch.setattr(
+            training, "resolve_target", lambda conn_id: FakeTarget(conn_id, f"{conn_id or 'localhost'}.example")
+        )
+        monkeypatch.setattr(deployment, "deployment_id", lambda: "deployment-1")
+        monkeypatch.setattr(secrets, "_value", lambda name, reference: self.secrets[reference])
+        monkeypatch.setattr(conduct, "_RECONNECT_S", (0.0,))
+        real = conduct.TrainingTry.__init__
+
+        def with_fake_transport(try_, **kwargs):
+            real(try_, **{**kwargs, "open_session": self.open_session})
+
+        monkeypatch.setattr(conduct.TrainingTry, "__init__", with_fake_transport)
+
+    def open_session(self, target, **kwargs):
+        return self.hosts[target.conn_id or "gpu"].open_session(target, **kwargs)
+
+    def context(self, try_number=1, max_tries=2):
+        ti = SimpleNamespace(
+            dag_id="dag", task_id="train", run_id="run", map_index=-1, try_number=try_number, max_tries=max_tries, id=f"ti-{try_number}",
+            xcom_push=lambda key, value: self.pushed.__setitem__(key, value),
+        )  # fmt: skip
+        return {"ti": ti, "task_state_store": self.store}
+
+    def operator(self, **arguments):
+        values = {
+            "task_id": "train",
+            "ssh_conn_id": "gpu",
+            "command": "python train.py",
+            "early_window": 0.2,
+            **arguments,
+        }
+        logger = SimpleNamespace(**dict.fromkeys(("info", "warning", "error", "debug"), self._log))
+        return type("Operator", (GPUTrainingOperator,), {"log": logger})(**values)
+
+    def _log(self, text, *arguments, **_):
+        self.lines.append(text % arguments if arguments else text)
+
+    def run(self, try_number=1, max_tries=2, **arguments):
+        return self.operator(**arguments).execute(self.context(try_number, max_tries))
+
+    @property
+    def ledger(self):
+        return ledgers.load(self.store)
+
+    @property
+    def launched(self):
+        return [r for r in self.host.requests if r["type"] == "launch"]
+
+
+@pytest.fixture
+def world(monkeypatch):
+    return World(monkeypatch)
+
+
+# ---- the way through
+
+
+def test_success_within_the_early_window(world):
+    """A short training succeeds without any deferral; its result is the return value, its log is in the task log."""
+    world.host.result = {"loss": 0.5}
+
+    assert world.run() == {"loss": 0.5}
+    assert world.pushed["run_state"] == "SUCCEEDED"
+    assert world.pushed["host"] == "gpu.example"
+    assert "epoch 1\nepoch 2" in "\n".join(world.lines)
+    assert world.ledger.last.status is EntryStatus.REPORTED
+    assert world.host.acked == len(world.host.log)
+    assert world.host.ended_acks == 1
+
+
+def test_failure_is_one_short_exception_with_the_outcome(world):
+    world.host.end, world.host.exit_code = RunState.FAILED, 3
+
+    with pytest.raises(GpuTrainingFailed) as caught:
+        world.run()
+
+    failure = caught.value
+    assert (failure.failure_class, failure.domain, failure.retry_outlook["same_host"]) == (
+        "traceback",
+        "user_code",
+        "no",
+    )
+    assert failure.outcome.exit_code == 3
+    assert len(str(failure)) <= 300 and "\n" not in str(failure)
+    assert "epoch 2" in str(failure)
+    assert world.pushed["exit_code"] == 3
+    assert world.ledger.last.outcome["failure_class"] == "traceback"
+
+
+def test_the_exception_survives_pickling_and_airflows_serializer():
+    failure = GpuTrainingFailed(Outcome(state=RunState.FAILED, exit_code=9, failure_class="nccl", domain="network"))
+
+    assert pickle.loads(pickle.dumps(failure)).outcome == failure.outcome
+    path, args, kwargs = failure.serialize()
+    assert path == "gpualert_provider.exceptions.GpuTrainingFailed"
+    assert GpuTrainingFailed(*args, **kwargs).outcome == failure.outcome
+    refusal = LaunchRefused("no", "disk")
+    assert pickle.loads(pickle.dumps(refusal)).kind == "disk"
+
+
+def test_it_defers_once_with_plain_facts(world):
+    """The triggerer gets ids and numbers; nothing of the command, its environment or its secrets."""
+    world.host.end = None
+    world.secrets["hf"] = "hf_0123456789"
+
+    with pytest.raises(TaskDeferred) as caught:
+        world.run(secret_env={"HF_TOKEN": "hf"}, env={"A": "plain-value"}, hold=7, patience=timedelta(hours=1))
+
+    kwargs = caught.value.trigger.serialize()[1]
+    text = json.dumps(kwargs)
+    assert kwargs["conn_id"] == "gpu"
+    assert kwargs["launch_id"] == world.ledger.last.launch_id
+    assert kwargs["hold_s"] == 7
+    assert kwargs["patience_s"] == 3600
+    assert "hf_0123456789" not in text and "plain-value" not in text and "train.py" not in text
+    assert caught.value.timeout is None
+    assert caught.value.method_name == "execute_complete"
+    assert world.host.secrets[kwargs["launch_id"]] == {"HF_TOKEN": "hf_0123456789"}
+
+
+def test_execute_complete_takes_the_same_path(world):
+    world.host.end = None
+    task = world.operator(skip_on_exit_code=[7])
+    with pytest.raises(TaskDeferred):
+        task.execute(world.context())
+    launch_id = world.ledger.last.launch_id
+
+    def event(state, code):
+        world.host.change(launch_id, state=state, exit=ExitStatus(code=code))
+        return {"outcome": world.host.outcome(launch_id).to_json()}
+
+    assert task.execute_complete(world.context(), event(RunState.SUCCEEDED, 0)) is None
+    with pytest.raises(AirflowSkipException):
+        task.execute_complete(world.context(), event(RunState.FAILED, 7))
+    with pytest.raises(GpuTrainingFailed):
+        task.execute_complete(world.context(), event(RunState.FAILED, 8))
+    assert world.pushed["exit_code"] == 8
+    assert world.ledger.last.status is EntryStatus.REPORTED
+
+
+def test_without_a_connection_it_blocks(world):
+    """The local form never defers, even with deferrable=True and an early window that is over at once."""
+    assert world.run(ssh_conn_id=None, early_window=0) is None
+    assert world.pushed["run_state"] == "SUCCEEDED"
+
+
+def test_not_deferrable_blocks(world):
+    assert world.run(deferrable=False, early_window=0) is None
+
+
+@pytest.mark.parametrize("broken", ["xcom", "ledger"])
+def test_telling_the_outcome_never_changes_it(world, broken):
+    """A success stays one when Airflow's API takes neither XComs nor state."""
+    context = world.context()
+    task = world.operator()
+    if broken == "xcom":
+        context["ti"].xcom_push = lambda key, value: (_ for _ in ()).throw(RuntimeError("API_SERVER_ERROR"))
+    else:
+        saved = world.store.set
+
+        def refuse_reported(key, value, *, retention=None):
+            if "reported" in json.dumps(value):
+                raise RuntimeError("API_SERVER_ERROR")
+            saved(key, value, retention=retention)
+
+        world.store.set = refuse_reported
+
+    assert task.execute(context) is None
+    world.host.end = RunState.FAILED
+
+
+def test_no_xcoms_when_the_author_wants_none(world):
+    world.run(do_xcom_push=False)
+
+    assert world.pushed == {}
+
+
+# ---- ledger and launch
+
+
+def test_the_ledger_names_the_launch_before_it_happens(world):
+    """A worker may die between any two steps; whatever the host has done, the ledger knew of it."""
+    seen = []
+    world.host.on_request = lambda request: request["type"] == "launch" and seen.append(world.ledger)
+
+    world.run()
+
+    assert seen[0].last.status is EntryStatus.MAYBE_LAUNCHED
+    assert seen[0].last.conn_id == "gpu"
+    assert seen[0].last.attempts[0].id == "ti-1"
+
+
+def test_without_a_ledger_nothing_is_launched(world):
+    world.store.set = lambda *a, **k: (_ for _ in ()).throw(RuntimeError("not found"))
+
+    with pytest.raises(LedgerError):
+        world.run()
+    assert world.launched == []
+
+
+def test_a_lost_reply_is_no_second_launch(world):
+    """The connection drops after the host acted: the request is repeated, and the host knows the try."""
+    world.host.fail_after["launch"] = [TransportError("dropped", "x")]
+
+    assert world.run() is None
+    assert len(world.launched) == 2
+    assert len(world.host.launches) == 1
+
+
+def test_the_worker_dies_after_the_request_and_the_next_try_adopts(world):
+    world.host.end = None
+    world.host.fail_after["launch"] = [RuntimeError("killed")] * 3
+    with pytest.raises(RuntimeError):
+        world.run()
+    assert world.ledger.last.status is EntryStatus.MAYBE_LAUNCHED
+
+    with pytest.raises(TaskDeferred):
+        world.run(try_number=2)
+
+    assert len(world.host.launches) == 1
+    assert [a.id for a in world.ledger.last.attempts] == ["ti-1", "ti-2"]
+
+
+def test_the_worker_dies_before_the_request_and_the_next_try_launches(world):
+    world.host.fail_before["launch"] = [RuntimeError("killed")]
+    with pytest.raises(RuntimeError):
+        world.run()
+
+    assert world.run(try_number=2) is None
+    assert len(world.host.launches) == 1
+
+
+def test_a_finished_training_is_reported_and_not_repeated(world):
+    """It ended while no worker lived; the next try tells it, log included."""
+    world.host.end = None
+    with pytest.raises(TaskDeferred):
+        world.run()
+    world.host.change(world.ledger.last.launch_id, state=RunState.SUCCEEDED, exit=ExitStatus(code=0))
+    world.host.log += b"the last line\n"
+    world.lines.clear()
+
+    assert world.run(try_number=2) is None
+    assert len(world.host.launches) == 1
+    text = "\n".join(world.lines)
+    assert "the last line" in text
+    assert "epoch 1" not in text
+
+
+def test_a_reported_failure_is_launched_anew_by_the_next_try(world):
+    world.host.end = RunState.FAILED
+    with pytest.raises(GpuTrainingFailed):
+        world.run()
+    world.host.end = RunState.SUCCEEDED
+
+    world.run(try_number=2)
+
+    assert [r.number for r in world.host.launches.values()] == [1, 2]
+    assert [e.number for e in world.ledger.entries] == [1, 2]
+
+
+def test_a_users_clear_stops_and_relaunches(world):
+    world.host.end = None
+    with pytest.raises(TaskDeferred):
+        world.run()
+
+    with pytest.raises(TaskDeferred):
+        world.run(try_number=2, max_tries=3)
+
+    assert len(world.host.launches) == 2
+    assert world.host.alive() == [world.ledger.last.launch_id]
+    assert world.ledger.entries[0].stop_asked
+    order = [r["type"] for r in world.host.requests]
+    assert order.index("stop") < len(order) - 1 - order[::-1].index("launch")
+
+
+def test_what_cannot_be_killed_keeps_the_host(world):
+    """Survivors in uninterruptible sleep still hold the GPU: no second training beside them."""
+    world.host.end = None
+    with pytest.raises(TaskDeferred):
+        world.run()
+    first = world.ledger.last.launch_id
+    stop = world.host._stop
+
+    def leave_one(request):
+        stop(request)
+        world.host.change(first, survivors=({"pid": 7, "command": "python"},))
+        return {"type": "stopped", "record": world.host.launches[first].to_json()}
+
+    world.host._stop = leave_one
+
+    with pytest.raises(LaunchRefused) as caught:
+        world.run(try_number=2, max_tries=3)
+    assert caught.value.kind == "survivors"
+    assert len(world.host.launches) == 1
+
+
+def test_a_foreign_launch_is_left_alone(world):
+    """The run was deleted and made again: its ledger is gone, its training is not. Refuse, and tell."""
+    world.host.end = None
+    with pytest.raises(TaskDeferred):
+        world.run()
+    world.store.clear()
+
+    with pytest.raises(LaunchRefused) as caught:
+        world.run(try_number=2)
+    assert caught.value.kind == "foreign"
+    assert len(world.host.alive()) == 1
+
+
+def test_a_foreign_launch_that_has_ended_is_no_obstacle(world):
+    world.run()
+    world.store.clear()
+
+    world.run(try_number=2)
+
+    assert len(world.host.launches) == 2
+
+
+def test_a_worker_taken_for_dead_launches_nothing(world):
+    """Try 2 has been seen by the host; try 1's worker lives after all and comes late."""
+    world.run(try_number=2)
+    world.store.clear()
+
+    with pytest.raises(LaunchRefused) as caught:
+        world.run(try_number=1)
+    assert caught.value.kind in ("superseded", "foreign")
+    assert len(world.host.launches) == 1
+
+
+def test_an_unreachable_host_is_a_transport_error_and_no_verdict(world):
+    world.host.unreachable = True
+
+    with pytest.raises(TransportError):
+        world.run()
+    assert "outcome" not in world.pushed
+
+
+def test_another_host_only_when_the_first_is_proven_dead(world):
+    """The DAG now names another host. The first one cannot be asked, so its training may still run."""
+    world.hosts["other"] = other = FakeHost(machine_id="m2")
+    world.host.end = None
+    with pytest.raises(TaskDeferred):
+        world.run()
+    world.host.unreachable = True
+
+    with pytest.raises(LaunchRefused) as caught:
+        world.run(try_number=2, ssh_conn_id="other")
+    assert caught.value.kind == "unfenced"
+    assert other.launches == {}
+
+    world.run(try_number=2, ssh_conn_id="other", allow_unfenced_retry=True)
+    assert len(other.launches) == 1
+
+
+def test_a_running_training_on_the_earlier_host_is_adopted_there(world):
+    world.hosts["other"] = other = FakeHost(machine_id="m2")
+    world.host.end = None
+    with pytest.raises(TaskDeferred):
+        world.run()
+
+    with pytest.raises(TaskDeferred) as caught:
+        world.run(try_number=2, ssh_conn_id="other")
+
+    assert caught.value.trigger.serialize()[1]["conn_id"] == "gpu"
+    assert other.launches == {}
+
+
+def test_cleared_and_moved_stops_there_and_launches_here(world):
+    world.hosts["other"] = other = FakeHost(machine_id="m2")
+    world.host.end = None
+    with pytest.raises(TaskDeferred):
+        world.run()
+
+    world.run(try_number=2, max_tries=3, ssh_conn_id="other")
+
+    assert world.host.alive() == []
+    assert len(other.launches) == 1
+    assert world.ledger.last.conn_id == "other"
+
+
+# ---- killing
+
+
+def test_killed_before_the_launch_nothing_is_launched(world):
+    """``execute`` goes on after ``on_kill``, and must not launch any more."""
+    task = world.operator()
+    world.host.on_request = lambda request: None
+    saved = ledgers.save
+
+    def kill_then_save(store, ledger):
+        saved(store, ledger)
+        if ledger.last.status is EntryStatus.MAYBE_LAUNCHED:
+            task.on_kill()
+
+    ledgers.save = kill_then_save
+    try:
+        with pytest.raises(LaunchRefused) as caught:
+            task.execute(world.context())
+    finally:
+        ledgers.save = saved
+    assert caught.value.kind == "stopped"
+    assert world.host.launches == {}
+    assert [r["type"] for r in world.host.requests] == ["stop"]
+    assert list(world.host.tombstones.values()) == [1]
+
+
+def test_killed_before_anything_nothing_is_launched(world):
+    task = world.operator()
+    task.on_kill()
+
+    with pytest.raises(LaunchRefused):
+        task.execute(world.context())
+    assert world.host.launches == {}
+
+
+def test_killed_while_the_launch_request_is_on_its_way(world):
+    """The stop overtakes the request: the tombstone refuses it."""
+    task = world.operator()
+
+    def kill_first(request):
+        if request["type"] == "launch":
+            world.host.on_request = None
+            task.on_kill()
+
+    world.host.on_request = kill_first
+
+    with pytest.raises(LaunchRefused) as caught:
+        task.execute(world.context())
+    assert caught.value.kind == "tombstoned"
+    assert world.host.launches == {}
+
+
+def test_killed_while_it_runs_the_stop_names_launch_and_epoch(world):
+    """And the end is told: STOPPED, not success."""
+    task = world.operator(early_window=30)
+    world.host.end = None
+    flush = conduct.TrainingTry._flush
+
+    def kill_once(self, session, final=False):
+        conduct.TrainingTry._flush = flush
+        task.on_kill()
+        flush(self, session, final)
+
+    conduct.TrainingTry._flush = kill_once
+    try:
+        with pytest.raises(GpuTrainingFailed) as caught:
+            task.execute(world.context())
+    finally:
+        conduct.TrainingTry._flush = flush
+    stop = next(r for r in world.host.requests if r["type"] == "stop")
+    assert stop["launch_id"] == world.ledger.last.launch_id
+    assert stop["epoch"] == 1
+    assert caught.value.outcome.state is RunState.STOPPED
+
+
+def test_execution_timeout_while_blocking_waits_for_the_hosts_word(world, monkeypatch):
+    """The host enforces the same limit; its TIMED_OUT has a cause, Airflow's exception has none."""
+    calls = []
+    follow = conduct.TrainingTry.follow
+
+    def once_too_late(self, for_s=None):
+        calls.append(for_s)
+        if len(calls) == 1:
+            raise AirflowTaskTimeout("timeout")
+        world.host.end = RunState.TIMED_OUT
+        return follow(self, for_s)
+
+    monkeypatch.setattr(conduct.TrainingTry, "follow", once_too_late)
+
+    with pytest.raises(GpuTrainingFailed) as caught:
+        world.run(deferrable=False, execution_timeout=timedelta(seconds=30))
+    assert caught.value.outcome.state is RunState.TIMED_OUT
+    assert world.launched[0]["spec"]["deadline_s"] == 30
+
+
+# ---- following
+
+
+def test_a_lost_link_while_blocking_loses_and_repeats_no_line(world):
+    world.host.fail_before["follow"] = [TransportError("dropped", "x")]
+
+    world.run(deferrable=False)
+
+    assert "\n".join(world.lines).count("epoch 1") == 1
+    assert "\n".join(world.lines).count("epoch 2") == 1
+
+
+def test_a_lost_link_in_the_early_window_is_the_triggerers_business(world):
+    world.host.fail_before["follow"] = [TransportError("dropped", "x")]
+
+    with pytest.raises(TaskDeferred):
+        world.run()
+
+
+def test_silence_beyond_the_patience_is_unreachable_and_not_failure(world):
+    """UNREACHABLE has no class: nothing is known about the training."""
+    world.host.fail_before["follow"] = [TransportError("timeout", "x")] * 1000
+
+    with pytest.raises(GpuTrainingFailed) as caught:
+        world.run(deferrable=False, patience=0)
+    assert caught.value.outcome.state is RunState.UNREACHABLE
+    assert caught.value.failure_class is None
+    assert not world.ledger.last.ended
+
+
+def test_another_machine_at_the_same_address_is_not_followed(world):
+    world.host.end = None
+    task = world.operator(deferrable=False, patience=0)
+    begin = conduct.TrainingTry.begin
+
+    def begin_then_swap(self):
+        begin(self)
+        self.close()
+        world.host.machine_id = "m9"
+
+    conduct.TrainingTry.begin = begin_then_swap
+    try:
+        with pytest.raises(GpuTrainingFailed) as caught:
+            task.execute(world.context())
+    finally:
+        conduct.TrainingTry.begin = begin
+    assert caught.value.outcome.state is RunState.UNREACHABLE
+    assert "another one (m9)" in caught.value.outcome.warnings[0]
+
+
+# ---- secrets
+
+
+def test_secrets_are_masked_in_log_xcoms_and_message(world):
+    world.secrets["hf"] = "hf_SECRETSECRET"
+    world.host.log = b"token is hf_SECRETSECRET\nfailed with hf_SECRETSECRET\n"
+    world.host.end, world.host.exit_code = RunState.FAILED, 1
+
+    with pytest.raises(GpuTrainingFailed) as caught:
+        world.run(secret_env={"HF_TOKEN": "hf"})
+
+    everything = (
+        json.dumps(world.pushed, default=str) + "\n".join(world.lines) + str(caught.value) + world.store["gpualert"]
+    )
+    assert "token is" in everything
+    assert "SECRETSECRET" not in everything
+    assert "SECRETSECRET" not in json.dumps(caught.value.outcome.to_json())
+
+
+def test_secrets_are_masked_after_a_deferral_too(world):
+    """The resuming worker is another process: it fetches the values again, to know what to mask."""
+    world.secrets["hf"] = "hf_SECRETSECRET"
+    world.host.end = None
+    task = world.operator(secret_env={"HF_TOKEN": "hf"})
+    with pytest.raises(TaskDeferred):
+        task.execute(world.context())
+    launch_id = world.ledger.last.launch_id
+    world.host.log = b"x\nhf_SECRETSECRET\n"
+    world.host.change(launch_id, state=RunState.FAILED, exit=ExitStatus(code=1))
+
+    with pytest.raises(GpuTrainingFailed):
+        task.execute_complete(world.context(), {"outcome": world.host.outcome(launch_id).to_json()})
+    assert "SECRETSECRET" not in json.dumps(world.pushed, default=str)
+
+
+def test_a_secret_that_is_gone_does_not_change_the_end(world):
+    world.host.end = None
+    world.secrets["hf"] = "x" * 8
+    task = world.operator(secret_env={"HF_TOKEN": "hf"})
+    with pytest.raises(TaskDeferred):
+        task.execute(world.context())
+    launch_id = world.ledger.last.launch_id
+    world.host.change(launch_id, state=RunState.SUCCEEDED, exit=ExitStatus(code=0))
+    del world.secrets["hf"]
+
+    assert task.execute_complete(world.context(), {"outcome": world.host.outcome(launch_id).to_json()}) is None
+
+
+# ---- arguments, when the DAG is parsed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"command": ""}, "command: expected something to run"),
+        ({"command": []}, "command: expected a program"),
+        ({"command": ["python", 3]}, r"command\[1\]"),
+        ({"command": "echo \0"}, "NUL"),
+        ({"cwd": "project"}, "cwd: expected an absolute path"),
+        ({"env": {"A B": "x"}}, "env: expected names"),
+        ({"env": {"A\n": "x"}}, "env: expected names"),
+        ({"env": {"A": 3}}, r"env\['A'\]: expected text"),
+        ({"env": ["A=1"]}, "env: expected a mapping"),
+        ({"secret_env": {"TOKEN": ""}}, r"secret_env\['TOKEN'\]: expected the id"),
+        ({"secret_env": {"TO KEN": "x"}}, "secret_env: expected names"),
+        ({"secret_env": ["TOKEN"]}, "secret_env: expected a mapping"),
+        ({"secret_env": {"A": "x"}, "env": {"A": "y"}}, "give it once"),
+        ({"environment": "poetry:x"}, "environment: expected conda:NAME"),
+        ({"deadline": 0}, "deadline: expected more than 0"),
+        ({"deadline": timedelta(seconds=-5)}, "deadline: expected more than 0"),
+        ({"deadline": "12h"}, "deadline: expected a timedelta"),
+        ({"grace_period": -1}, "grace_period: expected 0 or more"),
+        ({"hold": float("nan")}, "hold: expected a timedelta"),
+        ({"patience": None}, "patience: expected a timedelta"),
+        ({"stop_signal": "SIGKILL"}, "stop_signal: expected one of"),
+        ({"leftovers": "maybe"}, "leftovers: expected"),
+        ({"skip_on_exit_code": 0}, "skip_on_exit_code: expected exit statuses"),
+        ({"skip_on_exit_code": "3"}, "skip_on_exit_code: expected a number"),
+        ({"skip_on_exit_code": [3, 256]}, "skip_on_exit_code: expected exit statuses"),
+        ({"ssh_conn_id": ""}, "ssh_conn_id: expected the id"),
+        ({"remote_root": "runs"}, "root: expected an absolute path"),
+    ],
+)
+def test_a_mistake_is_an_import_error_with_the_arguments_name(arguments, message):
+    with pytest.raises(InvalidSpec, match=message):
+        GPUTrainingOperator(**{"task_id": "t", "ssh_conn_id": "gpu", "command": "true", **arguments})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"command": "python train.py --out {{ run_id }}"},
+        {"command": ["python", "{{ params.script }}"]},
+        {"cwd": "{{ params.folder }}"},
+        {"env": {"RUN": "{{ run_id }}"}},
+        {"environment": "{{ params.environment }}"},
+        {"ssh_conn_id": "{{ params.host }}"},
+        {"secret_env": {"TOKEN": "{{ params.conn }}"}},
+        {"result_file": "{{ run_id }}.json"},
+        {
+            "cwd": "~/project",
+            "environment": "venv:~/v",
+            "setup": "source env.sh\nexport A=1",
+            "skip_on_exit_code": {3, 4},
+        },
+    ],
+)
+def test_templates_wait_until_the_task_runs(arguments):
+    GPUTrainingOperator(**{"task_id": "t", "ssh_conn_id": "gpu", "command": "true", **arguments})
+
+
+def test_what_a_template_renders_to_is_checked_too(world):
+    task = world.operator(cwd="{{ x }}")
+    task.cwd = "not/absolute"
+
+    with pytest.raises(InvalidRequest, match="cwd: expected an absolute path"):
+        task.execute(world.context())
+    assert world.launched == []
+
+
+def test_the_shorter_of_deadline_and_execution_timeout_goes_to_the_host(world):
+    world.run(deadline=timedelta(hours=2), execution_timeout=timedelta(hours=1))
+    assert world.launched[0]["spec"]["deadline_s"] == 3600
+
+
+def test_the_secret_itself_is_not_shown_when_its_id_is_wrong():
+    with pytest.raises(InvalidSpec) as caught:
+        GPUTrainingOperator(task_id="t", command="true", secret_env={"TOKEN": 12345678})
+    assert "12345678" not in str(caught.value)
+
+
+def test_mapped_over_hosts_and_commands():
+    """partial/expand with the fields people sweep over."""
+    with DAG("sweep", schedule=None):
+        mapped = GPUTrainingOperator.partial(task_id="train", cwd="/data").expand_kwargs(
+            [
+                {"ssh_conn_id": "a", "command": "python train.py --lr 1"},
+                {"ssh_conn_id": "b", "command": "python train.py --lr 2"},
+            ]
+        )
+        other = GPUTrainingOperator.partial(task_id="other", command="nvidia-smi").expand(ssh_conn_id=["a", "b"])
+
+    assert mapped.task_id == "train"
+    assert other.operator_class is GPUTrainingOperator
+
+
+def test_fields_are_templated_and_rendered_with_their_language():
+    assert {"command", "cwd", "env", "setup", "environment", "ssh_conn_id", "result_file"} <= set(
+        GPUTrainingOperator.template_fields
+    )
+    assert GPUTrainingOperator.template_fields_renderers["command"] == "bash"
+    assert GPUTrainingOperator.template_fields_renderers["env"] == "json"
+    assert list(GPUTrainingOperator.template_ext) == []
