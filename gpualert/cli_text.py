@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Iterable, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from gpualert.doctor import Finding
 from gpualert.outcome import Outcome
@@ -19,10 +19,7 @@ def verdict_block(outcome: Outcome) -> str:
             head += f", class {outcome.failure_class}, domain {outcome.domain}"
         lines.append(head)
         for item in outcome.evidence[:1]:
-            where = str(item.get("source"))
-            if item.get("line") is not None:
-                where += f" line {item['line']}"
-            lines.append(f"{where}: {item.get('text')}")
+            lines.append(f"{_where(item)}: {item.get('text')}")
         if outcome.advice:
             lines.append(f"advice: {outcome.advice}")
     lines.extend(f"warning: {warning}" for warning in outcome.warnings)
@@ -32,6 +29,30 @@ def verdict_block(outcome: Outcome) -> str:
         return ""
     lines.append(f"run directory: {outcome.run_directory}")
     return "".join(f"gpualert: {printable(line)}\n" for line in lines)
+
+
+def verdict_lines(outcome: Outcome) -> str:
+    """What ``status`` says of the cause, below the facts."""
+    outlook = outcome.retry_outlook or {}
+    shown: list[tuple[str, object]] = [
+        ("class", outcome.failure_class),
+        ("domain", outcome.domain),
+        ("another try", f"same host: {outlook.get('same_host')}, other host: {outlook.get('other_host')}"),
+        *(("evidence", f"{_where(item)}: {item.get('text')}") for item in outcome.evidence),
+        *(("not seen", item) for item in outcome.not_seen),
+        ("advice", outcome.advice or None),
+        *(("warning", warning) for warning in outcome.warnings),
+    ]
+    return _table(shown)
+
+
+def _table(shown: Sequence[tuple[str, object]]) -> str:
+    return "\n".join(f"{name + ':':<16}{printable(str(value))}" for name, value in shown if value is not None)
+
+
+def _where(item: Mapping[str, Any]) -> str:
+    line = item.get("line")
+    return f"{item.get('source')}{'' if line is None else f' line {line}'}"
 
 
 def _pids(outcome: Outcome) -> str:
@@ -75,7 +96,7 @@ def record_lines(record: RunRecord) -> str:
         ("note", record.note),
         *(("warning", warning) for warning in record.warnings),
     ]
-    return "\n".join(f"{name + ':':<16}{printable(str(value))}" for name, value in shown if value is not None)
+    return _table(shown)
 
 
 def _bytes(record: RunRecord) -> str:

@@ -18,7 +18,7 @@ from gpualert.logfile import LogReader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Sequence
+    from typing import Any, Callable, Mapping, Sequence
 
     from gpualert.launch import FastLaunch
     from gpualert.outcome import Outcome
@@ -95,7 +95,33 @@ def main(arguments: Sequence[str]) -> int:
     quiet, command = plain
     from gpualert import launch
 
-    return run(lambda stdin: launch.start_fast(command, stdin=stdin), quiet=quiet, program=command[0])
+    return run(
+        lambda stdin: launch.start_fast(command, env=with_unbuffered(command), stdin=stdin),
+        quiet=quiet,
+        program=command[0],
+    )
+
+
+#: They start several ranks that share one log, where unbuffered writes tear lines of different ranks into each other.
+MULTI_RANK_LAUNCHERS = frozenset(
+    ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "orterun", "srun", "horovodrun")
+)
+_MULTI_RANK_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+
+
+def with_unbuffered(command: Sequence[str], env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """
+    What to add to the command's environment: ``env``, and ``PYTHONUNBUFFERED=1``, for Python would keep lines back.
+
+    Not where the variable is set already, and not for a command that starts several ranks.
+    """
+    added = dict(env or {})
+    several = any(
+        word.rpartition("/")[2] in MULTI_RANK_LAUNCHERS or word in _MULTI_RANK_MODULES for word in command[:3]
+    )
+    if not several and "PYTHONUNBUFFERED" not in os.environ:
+        added.setdefault("PYTHONUNBUFFERED", "1")
+    return added
 
 
 def run(
@@ -261,6 +287,13 @@ class _Stay:
                     _say(f"output can no longer be shown ({reason}); the log goes on: {self.directory}/log")
             self.last_byte = chunk.data[-1:]
         return bool(chunks)
+
+
+def tell_json(outcome: Outcome) -> None:
+    """The outcome as one line of JSON on stderr (stdout is the command's)."""
+    from gpualert.rundir import encode_json
+
+    write_all(2, encode_json(outcome.to_json()) + b"\n")
 
 
 def write_all(descriptor: int, data: bytes) -> None:

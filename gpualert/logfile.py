@@ -80,6 +80,12 @@ class LogReader:
         """The last bytes read before the position; empty at offset 0 or before the first read."""
         return self._fingerprint or b""
 
+    def bytes_before(self, offset: int) -> bytes:
+        """What lies before ``offset`` now: the fingerprint of a reader that starts there."""
+        fd = self._open()
+        start = max(0, offset - FINGERPRINT_BYTES)
+        return b"" if fd is None else os.pread(fd, offset - start, start)
+
     def size(self) -> int | None:
         """Bytes in the log now; None when there is no log."""
         fd = self._open()
