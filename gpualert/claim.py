@@ -80,7 +80,7 @@ def check_fence(seen: Seen, attempt: Attempt) -> None:
         )
     if seen.attempt > attempt.number:
         raise Refused(
-            f"attempt {attempt.number}: attempt {seen.attempt} of this task has been here; an older one launches nothing",
+            f"attempt {attempt.number}: attempt {seen.attempt} of this task was here; an older one launches nothing",
             "superseded",
         )
 

@@ -167,7 +167,7 @@ def stop_key(
         seen = claim.look(roots, name)
         if seen.attempt > attempt.number:
             raise Refused(
-                f"attempt {attempt.number}: attempt {seen.attempt} of this task has been here; an older one stops nothing",
+                f"attempt {attempt.number}: attempt {seen.attempt} of this task was here; an older one stops nothing",
                 "superseded",
             )
         run = claim.locate(roots, name, seen.latest) if seen.latest else None

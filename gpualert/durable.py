@@ -105,13 +105,13 @@ def read_bytes(path: str) -> bytes | None:
 
 def read_json(path: str) -> dict[str, Any] | None:
     """
-    :return: the object in the file; None when there is no such file.
+    :return: the object in the file; None when there is no such file, or an empty one.
     :raises NewerFormat: its ``format_version`` is greater than we know.
     :raises RunDirectoryError: it cannot be read, or is not a JSON object (files appear complete, so this is damage).
     """
     data = read_bytes(path)
-    if data is None:
-        return None
+    if not data:
+        return None  # an empty one is what a loss of power leaves of a file that was not durable yet
     import json
 
     try:
@@ -141,7 +141,7 @@ def _temporary(path: str) -> str:
     return f"{folder}/.{name}.{os.getpid()}.{_serial}.tmp"
 
 
-def write_file(path: str, data: bytes, durable: bool = True) -> None:
+def write_file(path: str, data: bytes) -> None:
     """
     A new file of mode 0600, or the old one emptied and filled. For files that nobody looks at before another file
     exists.
@@ -150,8 +150,6 @@ def write_file(path: str, data: bytes, durable: bool = True) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             _write_all(descriptor, data)
-            if durable:
-                os.fsync(descriptor)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -161,6 +159,9 @@ def write_file(path: str, data: bytes, durable: bool = True) -> None:
 def write_once(path: str, data: bytes, durable: bool = True, reserve: str | None = None) -> bool:
     """
     Make a file appear, complete, unless it is there already.
+
+    It is visible first and durable when this returns: one commit of the file system's journal instead of two. If the
+    machine loses power in between, the file may be there and empty, and readers take an empty file for none.
 
     :param durable: False leaves fsync to a later :func:`make_durable`.
     :param reserve: a file of ours with space already given to it, whose space is used (and which vanishes), so that a
@@ -172,19 +173,19 @@ def write_once(path: str, data: bytes, durable: bool = True, reserve: str | None
     """
     temporary = _temporary(path)
     try:
-        if reserve is None or not _fill_reserve(reserve, temporary, data, durable):
-            write_file(temporary, data, durable)
+        if reserve is None or not _fill_reserve(reserve, temporary, data):
+            write_file(temporary, data)
         made = _link(temporary, path)
-        if made and durable:
-            sync_directory(os.path.dirname(path))
-        return made
     except OSError as error:
         raise trouble(path, "write", error) from error
     finally:
         remove(temporary)
+    if made and durable:
+        make_durable([path, os.path.dirname(path)])
+    return made
 
 
-def _fill_reserve(reserve: str, temporary: str, data: bytes, durable: bool) -> bool:
+def _fill_reserve(reserve: str, temporary: str, data: bytes) -> bool:
     try:
         os.rename(reserve, temporary)
     except OSError:
@@ -193,8 +194,6 @@ def _fill_reserve(reserve: str, temporary: str, data: bytes, durable: bool) -> b
     try:
         _write_all(descriptor, data)
         os.ftruncate(descriptor, len(data))
-        if durable:
-            os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return True
@@ -227,45 +226,48 @@ def replace(path: str, data: bytes, durable: bool = False) -> None:
     """
     temporary = _temporary(path)
     try:
-        write_file(temporary, data, durable)
+        write_file(temporary, data)
         os.rename(temporary, path)
-        if durable:
-            sync_directory(os.path.dirname(path))
     except OSError as error:
         remove(temporary)
         raise trouble(path, "write", error) from error
     except RunDirectoryError:
         remove(temporary)
         raise
-
-
-def sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network and FUSE file systems have no fsync of a folder.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
-            raise
-    finally:
-        os.close(descriptor)
+    if durable:
+        make_durable([path, os.path.dirname(path)])
 
 
 def make_durable(paths: list[str]) -> None:
-    """fsync of files and folders. Done together it costs little more than one."""
-    for path in paths:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise trouble(path, "open", error) from error
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
-                raise trouble(path, "write", error) from error
-        finally:
+    """
+    fsync of files and folders that are there; done together it costs little more than one.
+
+    :raises RunDirectoryError: the disk would not.
+    """
+    opened: list[tuple[str, int]] = []
+    try:
+        for path in paths:
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise trouble(path, "open", error) from error
+            opened.append((path, descriptor))
+            try:
+                # Starts writing, which gives the file its blocks: then the first fsync commits the blocks of all.
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            except OSError:
+                pass
+        for path, descriptor in opened:
+            try:
+                os.fsync(descriptor)
+            except OSError as error:
+                # Some network and FUSE file systems have no fsync of a folder.
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+                    raise trouble(path, "write", error) from error
+    finally:
+        for _, descriptor in opened:
             os.close(descriptor)
 
 

@@ -39,10 +39,9 @@ class Plan:
     :param run_directory: from the launch number to the run directory.
     :param resolve: from the run directory to what the child executes.
     :param stdin: the child's standard input; None for /dev/null.
-    :param durable: paths, relative to the run directory, to be made durable before the child runs.
     """
 
-    __slots__ = ("durable", "observe", "resolve", "run_directory", "settings", "stdin")
+    __slots__ = ("observe", "resolve", "run_directory", "settings", "stdin")
 
     def __init__(
         self,
@@ -50,14 +49,12 @@ class Plan:
         resolve: Callable[[RunDirectory], Execution],
         settings: Settings,
         stdin: int | None,
-        durable: tuple[str, ...],
         observe: bool,
     ) -> None:
         self.run_directory = run_directory
         self.resolve = resolve
         self.settings = settings
         self.stdin = stdin
-        self.durable = durable
         self.observe = observe
 
 
@@ -153,13 +150,6 @@ def _supervise(
         "guard": guard.to_json(),
     }
     try:
-        from gpualert import rundir
-
-        folder = run.key_directory
-        rundir.make_durable(
-            [run.path + "/" + name for name in plan.durable]
-            + [folder.key_path, folder.claim_path(number), run.path, folder.path, os.path.dirname(folder.path)]
-        )
         run.write_started(started)
     except Exception as error:
         _send(to_guard, b"F\n")

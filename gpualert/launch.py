@@ -116,7 +116,7 @@ def launch(
         claim.withdraw(claim.folders(roots, chosen, key.directory_name), number)
 
     def prepare(run: RunDirectory) -> None:
-        rundir.write_file(run.spec_path, rundir.encode_json(spec.to_json()) + b"\n", durable=False)
+        rundir.write_file(run.spec_path, rundir.encode_json(spec.to_json()) + b"\n")
         shell.write_scripts(spec, run)
 
     plan = Plan(
@@ -124,7 +124,6 @@ def launch(
         resolve,
         Settings.from_spec(spec.to_json()),
         None,
-        ("spec.json", "command.sh", "setup.sh", "log"),
         observe=True,
     )
     while True:
@@ -192,13 +191,13 @@ def start_fast(
         folder.claim(number, _claim_value(key, attempt, number, chosen, guard, label, None), durable=False)
 
     def prepare(run: RunDirectory) -> None:
-        rundir.write_file(run.spec_path, rundir.encode_json(spec) + b"\n", durable=False)
+        rundir.write_file(run.spec_path, rundir.encode_json(spec) + b"\n")
 
     def withdraw(number: int) -> None:
         folder.discard(number)
 
     settings = Settings(deadline_s, grace_period_s, leftovers=leftovers)
-    plan = Plan(folder.run_directory, resolve, settings, stdin, ("spec.json", "log"), observe=True)
+    plan = Plan(folder.run_directory, resolve, settings, stdin, observe=True)
     pids, ready = _begin(plan, folder.run_directory(1), claim_it, prepare, withdraw)
     return FastLaunch(folder.run_directory(1), ready, pids)
 

@@ -18,7 +18,6 @@ from gpualert.durable import (
     read_json,
     remove,
     replace,
-    sync_directory,
     trouble,
     write_file,
     write_once,
@@ -71,7 +70,6 @@ __all__ = [
     "read_json",
     "remove",
     "replace",
-    "sync_directory",
     "write_file",
     "write_once",
 ]
@@ -188,7 +186,20 @@ class RunDirectory:
         return read_json(self.abandoned_path)
 
     def write_started(self, value: dict[str, Any]) -> None:
-        self._write(self.started_path, value)
+        """
+        Say who runs it, and make durable, all at once, what was written at launch. The gate opens after this.
+
+        :raises RunDirectoryError: the disk would not.
+        """
+        folder = self.key_directory
+        write_once(self.started_path, self._encode(value), durable=False)
+        make_durable(
+            [
+                *(self.started_path, self.spec_path, self.command_path, self.setup_path, self.log_path),
+                *(folder.claim_path(self.number), folder.key_path),
+                *(self.path, folder.path, os.path.dirname(folder.path)),
+            ]
+        )
 
     def write_exit(self, value: dict[str, Any]) -> bool:
         """:return: False when somebody wrote it before."""
@@ -207,8 +218,12 @@ class RunDirectory:
     def write_abandoned(self, value: dict[str, Any]) -> bool:
         return self._write(self.abandoned_path, value)
 
+    @staticmethod
+    def _encode(value: dict[str, Any]) -> bytes:
+        return encode_json(dict(value, format_version=FORMAT_VERSION)) + b"\n"
+
     def _write(self, path: str, value: dict[str, Any], reserve: str | None = None) -> bool:
-        data = encode_json(dict(value, format_version=FORMAT_VERSION)) + b"\n"
+        data = self._encode(value)
         if reserve is not None and len(data) > RESERVE_BYTES:
             reserve = None
         if reserve is not None and os.path.lexists(path):

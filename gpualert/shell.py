@@ -88,11 +88,11 @@ def write_scripts(spec: LaunchSpec, run: RunDirectory) -> tuple[str, ...]:
     """
     names = []
     if isinstance(spec.command, str):
-        write_file(run.command_path, _bytes(spec.command), durable=False)
+        write_file(run.command_path, _bytes(spec.command))
         names.append(os.path.basename(run.command_path))
     text = setup_text(spec)
     if text is not None:
-        write_file(run.setup_path, _bytes(text), durable=False)
+        write_file(run.setup_path, _bytes(text))
         names.append(os.path.basename(run.setup_path))
     return tuple(names)
 
