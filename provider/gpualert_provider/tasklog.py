@@ -97,7 +97,8 @@ class TaskLogWriter:
         self._hidden_bytes = 0
         self._hidden_lines = 0
         # Whoever was here before us has said it.
-        self._announced = ceiling_bytes is not None and start.offset_bytes >= ceiling_bytes - self._tail_bytes
+        self._head_bytes = None if ceiling_bytes is None else ceiling_bytes - self._tail_bytes
+        self._announced = self._head_bytes is not None and start.offset_bytes >= self._head_bytes
         self._began_late = start.offset_bytes > 0
         self.replaced_characters = 0
         self.records = 0
@@ -195,13 +196,18 @@ class TaskLogWriter:
         return _whole_characters(data, at, self._record_bytes) if len(data) - at >= self._record_bytes else 0
 
     def _take(self, piece: bytes) -> None:
-        head_bytes = None if self._ceiling_bytes is None else self._ceiling_bytes - self._tail_bytes
+        left = len(piece) if self._head_bytes is None else self._head_bytes - self._seen_bytes
+        if 0 < left < len(piece):
+            # The line that crosses the ceiling is still shown whole: so a follower that starts behind it knows that it
+            # was.
+            left = piece.find(b"\n", left - 1) + 1 or len(piece)
+        shown, hidden = piece[: max(0, left)], piece[max(0, left) :]
         self._seen_bytes += len(piece)
-        if head_bytes is not None and self._seen_bytes > head_bytes:
-            self._hide(piece)
-        else:
-            self._show(piece)
-            self._advance(len(piece))
+        if shown:
+            self._show(shown)
+            self._advance(len(shown))
+        if hidden:
+            self._hide(hidden)
 
     def _advance(self, size: int) -> None:
         self._shown_to = Position(self._shown_to.generation, self._shown_to.offset_bytes + size)
