@@ -9,7 +9,8 @@ import importlib.util
 from dataclasses import dataclass, field
 from pathlib import Path
 
-CASES_FOLDER = Path(__file__).parent / "cases"
+# Two folders, because whoever writes rules reads the first and must not read the second.
+CASES_FOLDERS = (Path(__file__).parent / "cases", Path(__file__).parent / "cases_holdout")
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Case:
 
     :param name: unique, kebab-case; becomes the name of the log file.
     :param command: text of ``job.sh``, run by bash in the project folder.
-    :param files: path relative to the project folder → text. ``{project}`` is not expanded: write relative paths.
+    :param files: path relative to the project folder → text.
     :param needs: names of things that may be missing: ``torch``, ``jax``, ``hf`` …, or a program such as ``gcc``.
     :param project: the folder the job sees as its own, below /home, /srv or /mnt.
     :param timeout_s: seconds until the sandbox gives up and kills everything; reaching it is an error of the case.
@@ -43,10 +44,10 @@ class Case:
     env: dict[str, str] = field(default_factory=dict)
 
 
-def load_cases(folder: Path = CASES_FOLDER) -> dict[str, Case]:
-    """:return: every case of every module in the folder, by name; raises ValueError for a name used twice."""
+def load_cases(folders: tuple[Path, ...] = CASES_FOLDERS) -> dict[str, Case]:
+    """:return: every case of every module in the folders, by name; raises ValueError for a name used twice."""
     found: dict[str, Case] = {}
-    for path in sorted(folder.glob("[a-z]*.py")):
+    for path in [path for folder in folders for path in sorted(folder.glob("[a-z]*.py"))]:
         spec = importlib.util.spec_from_file_location(f"provoke_cases_{path.stem}", path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)

@@ -174,10 +174,10 @@ def main() -> int:
         "--venv", type=Path, default=os.environ.get("PROVOKE_VENV"), help="environment with torch and the rest"
     )
     parser.add_argument(
-        "--cases", type=Path, default=None, help="folder of case modules, if not the one beside this file"
+        "--cases", type=Path, default=None, help="folder of case modules, instead of the two beside this file"
     )
     options = parser.parse_args()
-    cases = load_cases(options.cases) if options.cases else load_cases()
+    cases = load_cases((options.cases,)) if options.cases else load_cases()
     venv = Path(options.venv).resolve() if options.venv else None
     if options.list:
         for case in cases.values():

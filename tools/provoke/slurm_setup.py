@@ -82,8 +82,14 @@ def slurm_job(
         "  scontrol show job $J | grep -qE 'JobState=(RUNNING|PENDING|COMPLETING)' || break; sleep 0.3\n"
         "done\n"
         "sleep 1; cat out.log\n"
-        "code=$(scontrol show job $J | grep -oE ' ExitCode=[0-9]+:[0-9]+' | cut -d= -f2)\n"
-        "[ ${code#*:} -gt 0 ] && exit $((128 + ${code#*:})); exit ${code%:*}\n"
+        "scontrol show job $J > state\n"
+        # The node daemons leave their cgroups behind, and those are not in any namespace.
+        "kill $(cat $B/slurmd-*.pid); sleep 0.5\n"
+        "find /sys/fs/cgroup/*/slurm_n[12] -depth -type d -exec rmdir {} + 2> /dev/null\n"
+        "code=$(grep -oE ' ExitCode=[0-9]+:[0-9]+' state | cut -d= -f2)\n"
+        "[ ${code#*:} -gt 0 ] && exit $((128 + ${code#*:}))\n"
+        "[ $code = 0:0 ] && ! grep -q JobState=COMPLETED state && exit 1  # as sbatch --wait does\n"
+        "exit ${code%:*}\n"
     )
     files = {"job.sbatch": batch, "train.py": script}
     return Case(name, command, files, ("slurmctld", "slurmd", "munged"), project, timeout_s=150)
