@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any, Callable, Iterator
 
-from gpualert import records, report
+from gpualert import control, procfs, records, report
 from gpualert.errors import ProtocolError
 from gpualert.logfile import LogChunk, LogReader, TimeIndex
 from gpualert.records import RunRecord, RunState
@@ -94,7 +94,8 @@ class Follower:
 
     def poll(self) -> list[tuple[dict[str, Any], bytes]]:
         """
-        What is new, in order: ``state``, ``gap`` and ``log``, ``beat``, ``ended``; at most about :data:`BATCH_BYTES` of log.
+        What is new, in order: ``state``, ``gap`` and ``log``, ``beat``, ``ended``; of log, at most about
+        :data:`BATCH_BYTES`.
 
         ``delay_s`` then says when to ask again; ``finished``, whether ``ended`` was given.
         """
@@ -151,6 +152,8 @@ class Follower:
             return
         before, self.record = self.record, records.read(self._files.path)
         self._looked_at = now
+        if self.record.supervised is False:
+            control.tend(self._files)
         if _face(before) != _face(self.record):
             messages.append(({"type": "state", "record": self.record.to_json()}, b""))
         if self.record.state.ended and self._end_seen_at is None:
@@ -171,7 +174,11 @@ class Follower:
         record = self.record
         if record.survivors is not None or record.state is RunState.LOST:
             return False
-        return record.stopped_by is not None or not self._leftovers_are_kept
+        if record.stopped_by is None and self._leftovers_are_kept:
+            return False
+        started = self._files.read_started() or {}
+        keepers = [started[name] for name in ("supervisor", "guard") if started.get(name)]
+        return any(procfs.alive(procfs.ProcessIdentity.from_json(keeper)) is not False for keeper in keepers)
 
     # ---- log
 
@@ -212,7 +219,7 @@ class Follower:
             when: float | None = now
             if not fresh:
                 when, end = self._from_index(chunk, start)
-                if when is None and self._ever_caught_up:
+                if when is None and (self._ever_caught_up or self._began_just_now(now)):
                     when = now
             header = {"type": "log", "generation": chunk.generation, "offset": offset, "time": when}
             yield header, chunk.data[start:end]
@@ -231,6 +238,11 @@ class Follower:
             else:
                 high = middle
         return when, low
+
+    def _began_just_now(self, now: float) -> bool:
+        """Nothing of the log can be older than a step of the index."""
+        began = self.record.started_at
+        return began is not None and 0 <= now - began <= TimeIndex.FIRST_STEP_S
 
     # ---- small things
 

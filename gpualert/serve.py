@@ -33,6 +33,13 @@ if TYPE_CHECKING:
 _RECORDS_PER_FRAME = 100
 
 
+class _Fields(dict):  # type: ignore[type-arg]
+    """A request's header. A field that is missing is the client's error, and named."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ProtocolError(f"{self.get('type')}: expected the field {name!r}, found none")
+
+
 class HungUp(Exception):
     """The client is gone: the channel ended, or cannot be written to."""
 
@@ -157,7 +164,7 @@ class Server:
             known = ", ".join(sorted(self._verbs))
             self._send_error("protocol", f"request: expected one of {known}, found {request.type[:100]!r}")
         else:
-            self._guarded(request.type, lambda: verb(request.header))
+            self._guarded(request.type, lambda: verb(_Fields(request.header)))
 
     def _guarded(self, what: str, act: Callable[[], None]) -> None:
         try:
@@ -232,6 +239,8 @@ class Server:
         from gpualert.errors import UnknownLaunch
 
         key = request.get("key")
+        if key is None and request.get("launch_id") is None:
+            raise ProtocolError("inspect: expected a key or a launch_id, found neither")
         try:
             record = control.inspect(
                 key=None if key is None else LaunchKey.from_json(key),
