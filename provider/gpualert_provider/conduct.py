@@ -389,7 +389,7 @@ class TrainingTry:
             log.debug("The end could not be acknowledged: %s", error)
 
     def _with_host(self, outcome: Outcome) -> Outcome:
-        host = {**outcome.host, "name": outcome.host.get("name") or self.target.host_name}
+        host = {**outcome.host, "name": self.target.host_name}
         return dataclasses.replace(outcome, host=host)
 
     def _unreachable(self, error: TransportError) -> Outcome:
