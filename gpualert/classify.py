@@ -1,0 +1,704 @@
+"""The judgement: from a scan, an exit and what else was seen to one verdict. Pure: no clock, no file, no environment.
+
+In this order: who stopped it (us, a scheduler, the kernel), the first independent cause that the run did not survive,
+what is only suspected, what echoes and exit status leave. Where nothing decides, the answer is ``unknown``.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, replace
+from typing import Any, Mapping, Sequence
+
+from gpualert.candidates import (
+    DECISIVE,
+    ECHO,
+    GENERIC,
+    STATED,
+    TYPED,
+    WEAK,
+    Candidate,
+    candidates_of,
+    settings_do_not_fit,
+)
+from gpualert.scan import Event, ScanResult
+from gpualert.signature import RuleSet, default_rules
+from gpualert.taxonomy import CLASS_FACTS, FailureClass, FailureDomain, RetryOutlook
+from gpualert.verdict import Alternative, Classification, Evidence, Outlook
+
+_C = FailureClass
+_D = FailureDomain
+
+_SIGINT, _SIGHUP, _SIGILL, _SIGABRT, _SIGBUS, _SIGFPE, _SIGKILL, _SIGSEGV, _SIGTERM = 2, 1, 4, 6, 7, 8, 9, 11, 15
+_SIGNAL_NAMES = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 10: "SIGUSR1",
+                 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExitFacts:
+    """How the child ended, and who had a hand in it.
+
+    :param code: 0..255; None when a signal ended it or nobody saw the end.
+    :param signal: the signal's number; None when none did.
+    :param stopped_by: ``request``, ``deadline`` or ``hang`` when we ended it; None when we did not.
+    :param setup_failed: the user's setup part failed before the command began.
+    :param lost: ``rebooted``, ``vanished`` or another reason when nobody saw the end; None when somebody did.
+    :param exec_errno: errno of the execve that failed; None when it did not.
+    """
+
+    code: int | None = None
+    signal: int | None = None
+    stopped_by: str | None = None
+    setup_failed: bool = False
+    lost: str | None = None
+    exec_errno: int | None = None
+
+    @property
+    def likely_signal(self) -> int | None:
+        """The signal, or the one that a shell's 128+N speaks of."""
+        if self.signal is not None:
+            return self.signal
+        if self.code is not None and 128 < self.code < 160:
+            return self.code - 128
+        if self.code is not None and self.code == 247:  # DeepSpeed reports -9 modulo 256
+            return _SIGKILL
+        return None
+
+    @property
+    def succeeded(self) -> bool:
+        """Exit 0, by itself."""
+        return self.code == 0 and self.signal is None and self.stopped_by is None
+
+    @property
+    def known(self) -> bool:
+        """Whether anybody saw the end."""
+        return self.code is not None or self.signal is not None
+
+    def words(self) -> str:
+        """For people."""
+        if self.signal is not None:
+            return "killed by " + _SIGNAL_NAMES.get(self.signal, "signal %d" % self.signal)
+        if self.code is None:
+            return "exit status not known" + (f" ({self.lost})" if self.lost else "")
+        likely = self.likely_signal
+        hint = f" (a shell's code for {_SIGNAL_NAMES[likely]})" if likely in _SIGNAL_NAMES and self.code > 128 else ""
+        return "exit code %d%s" % (self.code, hint)
+
+
+def classify(exit: ExitFacts, scan: ScanResult, observations: Mapping[str, Any] | None = None) -> Classification:
+    """
+    Judge how a launch ended.
+
+    :param observations: evidence beyond text, each key absent when nobody could look: ``oom_kills`` (int, the cgroup's
+        counter grew by it), ``kernel_lines`` (list of str, about our processes), ``scheduler_state`` (str, as sacct prints
+        it), ``gpu_lost`` (list of str), ``shm_free_bytes``, ``disk_free_bytes`` (int), ``host_memory_percent`` (float).
+    """
+    rules = scan.rules if scan.rules is not None else default_rules()
+    return _Judge(exit, scan, rules, observations or {}).verdict()
+
+
+class _Judge:
+    def __init__(self, exit: ExitFacts, scan: ScanResult, rules: RuleSet, observations: Mapping[str, Any]) -> None:
+        self.exit = exit
+        self.scan = scan
+        self.rules = rules
+        self.observations = observations
+        self.all = candidates_of(scan, rules)
+        self.notes = {event.rule: event for event in reversed(scan.events)}
+        self.last_note = {event.rule: event for event in scan.events}
+        self.exit_evidence = Evidence("exit", None, None, None, exit.words(), "exit")
+
+    # -- the order of questions -------------------------------------------------------------------------------------
+
+    def verdict(self) -> Classification:
+        for question in (self._stopped_by_us, self._never_ran, self._observed, self._success):
+            answer = question()
+            if answer is not None:
+                return answer
+        decisive = self._decisive()
+        if decisive is not None:
+            return self._from(decisive)
+        return self._by_text() or self._by_exit() or self._unknown()
+
+    def _stopped_by_us(self) -> Classification | None:
+        by = self.exit.stopped_by
+        if by is None:
+            return None
+        seen = (Evidence("control", None, None, None, f"stopped by {by}", "control." + by), self.exit_evidence)
+        if by == "deadline":
+            return self._build(
+                _C.TIME_LIMIT,
+                seen,
+                advice="The deadline of this launch was reached: raise it or resume from a checkpoint.",
+            )
+        if by == "hang":
+            return self._build(_C.HANG, seen)
+        return self._build(_C.INTERRUPTED, seen)
+
+    def _never_ran(self) -> Classification | None:
+        number = self.exit.exec_errno
+        if number is not None:
+            name = errno.errorcode.get(number, str(number))
+            seen: tuple[Evidence, ...] = (Evidence("exit", None, None, None, f"execve failed: {name}", "exit.execve"),)
+            failure_class = _C.COMMAND_NOT_FOUND if number in (errno.ENOENT, errno.ENOTDIR) else _C.NOT_EXECUTABLE
+            if number == errno.ENOMEM:
+                failure_class = _C.RAM_OOM
+            return self._build(failure_class, seen)
+        if self.exit.setup_failed:
+            inner = self._by_text()
+            if inner is not None:
+                return replace(inner, domain=_D.CONFIGURATION)
+            seen = (
+                Evidence("exit", None, None, None, "the setup part failed: " + self.exit.words(), "exit.setup"),
+            ) + self._tail(1)
+            return self._build(
+                _C.UNKNOWN, seen, domain=_D.CONFIGURATION, advice="Run the setup commands by hand on this host."
+            )
+        return None
+
+    def _observed(self) -> Classification | None:
+        """What the kernel, the scheduler or the GPUs said, where somebody could ask them."""
+        seen = self.observations
+        if self.exit.succeeded:
+            return None
+        kernel = [str(line) for line in seen.get("kernel_lines") or ()]
+        for line in kernel:
+            for name in self.rules.match(range(len(self.rules.rows)), line, False)[:1]:
+                row = self.rules[name]
+                if row.failure_class in (_C.OOM_KILLER, _C.GPU_HARDWARE, _C.NODE_FAILURE):
+                    return self._build(
+                        row.failure_class, (Evidence("kernel", None, None, None, line, name), self.exit_evidence)
+                    )
+        if seen.get("oom_kills"):
+            text = "memory.events: oom_kill grew by %d" % int(seen["oom_kills"])
+            return self._build(
+                _C.OOM_KILLER, (Evidence("cgroup", None, None, None, text, "cgroup.oom_kill"), self.exit_evidence)
+            )
+        state = str(seen.get("scheduler_state") or "").upper()
+        for mark, failure_class in (
+            ("TIMEOUT", _C.TIME_LIMIT), ("DEADLINE", _C.TIME_LIMIT), ("PREEMPT", _C.PREEMPTED), ("NODE_FAIL", _C.NODE_FAILURE),
+            ("OUT_OF_ME", _C.OOM_KILLER), ("CANCELLED BY", _C.INTERRUPTED),
+        ):  # fmt: skip
+            if mark in state:
+                return self._build(
+                    failure_class,
+                    (Evidence("slurm", None, None, None, "state " + state, "slurm.state"), self.exit_evidence),
+                )
+        if seen.get("gpu_lost"):
+            text = "no longer answers: " + ", ".join(str(item) for item in seen["gpu_lost"])
+            return self._build(
+                _C.GPU_HARDWARE, (Evidence("gpu", None, None, None, text, "gpu.lost"), self.exit_evidence)
+            )
+        return None
+
+    # -- exit 0, or nobody saw the exit ----------------------------------------------------------------------------------
+
+    def _success(self) -> Classification | None:
+        if self.exit.known and not self.exit.succeeded:
+            return None
+        finished = self._finished_after(None)
+        if not self.exit.known:
+            if finished is not None and self._hidden() is None:
+                return self._build(_C.SUCCESS, (self._note_evidence(finished),))
+            return None
+        hidden = self._hidden()
+        if hidden is not None:
+            warning = f"exit code 0, but the log ends in a failure ({hidden.failure_class.value}): a pipe or a script hides the child's status"
+            return replace(hidden, warnings=hidden.warnings + (warning,))
+        seen: tuple[Evidence, ...] = (self.exit_evidence,)
+        if finished is not None:
+            seen = (self.exit_evidence, self._note_evidence(finished))
+        return self._build(_C.SUCCESS, seen, alternatives=self._losers(None))
+
+    def _hidden(self) -> Classification | None:
+        """A failure that exit 0 hides: after the last progress, and not after the work was finished."""
+        nan = self._nan()
+        if nan is not None:
+            return self._from(nan)
+        stopped = self._stopped_early()
+        if stopped is not None:
+            return self._from(stopped)
+        finished = self._finished_after(None)
+        last_line = self.scan.tail[-1][0] if self.scan.tail else 0
+        for item in self.all:
+            if (
+                item.survived
+                or item.failure_class is None
+                or item.failure_class is _C.NAN_LOSS
+                and item.strength == WEAK
+            ):
+                continue
+            if finished is not None and (finished.offset > item.offset or item.strength < DECISIVE):
+                continue
+            if self.scan.progress > item.progress:
+                continue
+            near_end = last_line - item.line <= 8
+            if item.strength == DECISIVE and item.level != "quiet" and near_end:
+                return self._from(item)
+            if (
+                item.trace is not None
+                and item.strength >= GENERIC
+                and last_line - item.line <= 60
+                and not self._in_thread(item)
+            ):
+                return self._from(item)
+            if near_end and item.strength == STATED and item.failure_class in _SHELL_CLASSES:
+                return self._from(item)
+        return None
+
+    def _in_thread(self, item: Candidate) -> bool:
+        note = self.last_note.get("habit.logging_error")
+        return note is not None and item.trace is not None and 0 <= item.trace["line"] - note.line <= 2
+
+    def _stopped_early(self) -> Candidate | None:
+        """A guard ended the run and says why; validation that stops improving is no failure."""
+        note = self.last_note.get("note.stopped_early")
+        if (
+            note is None
+            or note.progress < self.scan.progress
+            or self.last_note.get("note.early_stop_validation") is not None
+        ):
+            return None
+        if self.scan.tail and self.scan.tail[-1][0] - note.line > 12:
+            return None
+        text = note.text.lower()
+        said = [
+            item
+            for item in self.all
+            if item.line == note.line and item.failure_class is not None and item.strength >= WEAK
+        ]
+        if said:
+            return self._earliest_of_class(said[0])
+        if "gpu" in text or "cuda" in text or "device" in text:
+            for item in self.all:
+                if item.failure_class in (_C.DRIVER_MISMATCH, _C.GPU_HARDWARE, _C.CUDA_ARCH):
+                    return item
+        if "slow" in text or "throughput" in text:
+            for item in self.all:
+                if item.failure_class is _C.SLOWDOWN:
+                    return item
+        return None
+
+    def _finished_after(self, item: Candidate | None) -> Event | None:
+        note = self.last_note.get("note.finished")
+        if note is None or self.scan.progress - note.progress > 2:
+            return None
+        if item is not None and note.offset < item.offset:
+            return None
+        return note
+
+    # -- a cause in the text -------------------------------------------------------------------------------------------------
+
+    def _decisive(self) -> Candidate | None:
+        """The word of kernel, scheduler or driver. Hardware first: a broken GPU makes schedulers cancel, not the reverse."""
+        strong = [item for item in self.all if item.strength == DECISIVE and not self._long_survived(item)]
+        if not strong:
+            return None
+        for item in strong:
+            if item.failure_class is _C.GPU_HARDWARE:
+                return item
+        for item in strong:
+            if item.failure_class in (_C.OOM_KILLER, _C.DISK_FULL) and strong[0].failure_class is _C.PREEMPTED:
+                return item
+        return strong[0]
+
+    def _long_survived(self, item: Candidate) -> bool:
+        return self.scan.progress - item.progress >= 200 or (
+            item.survived and item.failure_class is not _C.GPU_HARDWARE
+        )
+
+    def _by_text(self) -> Classification | None:
+        nan = self._nan()
+        live = [item for item in self.all if not item.survived and item.failure_class is not None]
+        strong = [
+            item for item in live if item.strength >= TYPED or (item.strength == GENERIC and item.trace is not None)
+        ]
+        strong = [item for item in strong if not (item.failure_class is _C.NAN_LOSS and item.strength == WEAK)]
+        by_exit = self._agrees_with_exit(live)
+        if by_exit is not None:
+            strong = [by_exit]
+        if nan is not None and (not strong or nan.offset <= strong[0].offset):
+            return self._from(nan)
+        early = self._stopped_early()
+        if strong:
+            return self._from(self._first(strong))
+        guessed = self._memory_reading()
+        if guessed is not None:
+            return guessed
+        if early is not None:
+            return self._from(early)
+        weak = [item for item in live if item.strength == WEAK and self._weak_may_speak(item)]
+        if weak:
+            return self._from(weak[0])
+        slow = self._ran_but_badly()
+        if slow is not None:
+            return self._from(slow)
+        plain = [item for item in live if item.strength == GENERIC]
+        if plain and self._near_end(plain[-1]):
+            first = next(item for item in plain if self._near_end(item))
+            return self._from(first)
+        return self._by_echo()
+
+    def _first(self, strong: Sequence[Candidate]) -> Candidate:
+        """The first independent cause, unless it only sets the scene for a more specific one in the same breath."""
+        first = strong[0]
+        if first.failure_class is _C.INTERRUPTED:
+            # A launcher interrupts everybody else before the failed rank's own words are flushed.
+            for item in strong[1:]:
+                if (
+                    item.failure_class is not _C.INTERRUPTED
+                    and item.line - first.line < 400
+                    and item.strength >= STATED
+                ):
+                    return item
+        if first.strength == GENERIC:
+            for item in strong[1:]:
+                same_stream = (
+                    item.trace is not None and first.trace is not None and item.trace["stream"] == first.trace["stream"]
+                )
+                if (
+                    item.strength >= STATED
+                    and same_stream
+                    and first.rank is None
+                    and item.failure_class is not first.failure_class
+                ):
+                    return item
+        return first
+
+    def _agrees_with_exit(self, live: Sequence[Candidate]) -> Candidate | None:
+        wanted = {127: _C.COMMAND_NOT_FOUND, 126: _C.NOT_EXECUTABLE}.get(
+            self.exit.code if self.exit.code is not None else -1
+        )
+        if wanted is None:
+            return None
+        return next((item for item in live if item.failure_class is wanted), None)
+
+    def _weak_may_speak(self, item: Candidate) -> bool:
+        if item.failure_class is _C.NAN_LOSS or item.failure_class in (_C.SLOWDOWN, _C.HANG):
+            return False
+        if item.failure_class in (_C.COMMAND_NOT_FOUND, _C.NOT_EXECUTABLE):
+            return self._near_end(item)
+        return item.progress >= self.scan.progress - 2
+
+    def _ran_but_badly(self) -> Candidate | None:
+        """A monitor's words about no progress or slow steps count when something ended the run and nothing failed."""
+        ended = (
+            self.exit.likely_signal is not None
+            or self.exit.code in (124, None)
+            or "note.stopped_early" in self.last_note
+        )
+        if not ended:
+            return None
+        for wanted in (_C.HANG, _C.SLOWDOWN):
+            signs = [item for item in self.all if item.failure_class is wanted and item.strength >= WEAK]
+            if signs and (wanted is _C.SLOWDOWN or signs[-1].progress >= self.scan.progress - 2):
+                if (
+                    wanted is _C.SLOWDOWN
+                    and sum(self.scan.counts.get(name, 0) for name in ("slowdown.sign", "slowdown.stated")) < 3
+                ):
+                    continue
+                return (
+                    signs[0]
+                    if wanted is _C.SLOWDOWN
+                    else next(s for s in signs if s.progress >= self.scan.progress - 2)
+                )
+        return None
+
+    def _nan(self) -> Candidate | None:
+        """Values that were not finite and never became so again."""
+        signs = [item for item in self.all if item.failure_class is _C.NAN_LOSS]
+        if not signs:
+            return None
+        stated = [item for item in signs if item.strength >= TYPED and not item.survived]
+        metric = [item for item in signs if item.strength == WEAK]
+        if metric:
+            last = metric[-1]
+            count = self.scan.counts.get("nan_loss.metric", 0)
+            if self.scan.progress - last.progress <= 1 and (count >= 3 or stated):
+                stretch = [item for item in metric if item.progress >= last.progress - 1]
+                return replace(stretch[0], strength=STATED, survived=False)
+        return None
+
+    def _memory_reading(self) -> Classification | None:
+        """SIGKILL right after a reading of a full host: evidence of memory, if not the kernel's word."""
+        note = self.last_note.get("note.host_memory_reading")
+        killed = self.exit.likely_signal == _SIGKILL or "echo.sigkill" in self.last_note
+        percent = self.observations.get("host_memory_percent")
+        if killed and percent is not None and float(percent) >= 95.0:
+            text = f"host memory {float(percent):.0f} % used at the last sample"
+            return self._build(
+                _C.OOM_KILLER, (Evidence("host", None, None, None, text, "host.memory"), self.exit_evidence)
+            )
+        if killed and note is not None and note.progress >= self.scan.progress - 3:
+            return self._build(_C.OOM_KILLER, (self._note_evidence(note), self.exit_evidence) + self._echo_lines(2))
+        return None
+
+    # -- echoes, exit status, nothing -----------------------------------------------------------------------------------------
+
+    def _by_echo(self) -> Classification | None:
+        echoes = [item for item in self.all if item.strength == ECHO and not item.survived]
+        classed = [item for item in echoes if item.failure_class is not None]
+        for item in classed:
+            if item.failure_class is _C.SEGFAULT:
+                return self._from(item)
+        first_death = next(
+            (item for item in echoes if item.rule in ("echo.sigkill", "echo.elastic") and "exitcode: -9" in item.text),
+            None,
+        )
+        for item in classed:
+            if item.failure_class is _C.SHM_EXHAUSTED:
+                return self._from(item)
+        nccl = [item for item in classed if item.failure_class is _C.NCCL]
+        if nccl and first_death is None:
+            return self._from(self._best_nccl(nccl))
+        cancelled = [item for item in classed if item.failure_class is _C.INTERRUPTED]
+        if cancelled:
+            waiting = self._waits_in_collective(cancelled[0])
+            return waiting if waiting is not None else self._from(cancelled[0])
+        return None
+
+    @staticmethod
+    def _best_nccl(nccl: Sequence[Candidate]) -> Candidate:
+        """The first line; but a transport's own error close behind it says more than 'a peer is gone'."""
+        first = nccl[0]
+        for item in nccl:
+            if item.rule in ("nccl.socket", "nccl.ib", "nccl.config") and item.line - first.line < 200:
+                return item
+        return first
+
+    def _waits_in_collective(self, cancel: Candidate) -> Classification | None:
+        """Communicators were ready, the first step began, and nothing more came until somebody cancelled: it hung."""
+        ready = self.notes.get("note.collectives_ready")
+        began = self.notes.get("note.first_collective")
+        if self.scan.progress > 0 or (ready is None and began is None):
+            return None
+        before = [item for item in self.scan.tail if item[0] < cancel.line]
+        seen: list[Evidence] = []
+        if began is not None:
+            seen.append(self._note_evidence(began))
+        elif before:
+            seen.append(Evidence("log", before[-1][0], before[-1][1], None, before[-1][2], "hang.last_line"))
+        seen.append(cancel.evidence())
+        return self._build(_C.HANG, tuple(seen), domain=_D.UNKNOWN)
+
+    def _by_exit(self) -> Classification | None:
+        code, likely = self.exit.code, self.exit.likely_signal
+        seen = (self.exit_evidence,) + self._tail(1)
+        killed_text = any(item.rule in ("echo.sigkill",) for item in self.all)
+        if likely == _SIGSEGV:
+            return self._build(_C.SEGFAULT, seen)
+        if likely in (_SIGINT, _SIGHUP):
+            return self._build(_C.INTERRUPTED, seen)
+        if likely == _SIGFPE:
+            return self._build(_C.DIV_ZERO, seen)
+        if code == 127 and not killed_text:
+            return self._build(_C.COMMAND_NOT_FOUND, seen)
+        if code == 126:
+            return self._build(_C.NOT_EXECUTABLE, seen)
+        if code == 124:
+            return self._build(_C.TIME_LIMIT, seen, advice="124 is what timeout(1) returns when its limit is reached.")
+        if self.exit.lost == "rebooted":
+            return self._build(
+                _C.NODE_FAILURE, (Evidence("exit", None, None, None, "the host was rebooted", "exit.rebooted"),)
+            )
+        return None
+
+    def _unknown(self) -> Classification:
+        seen: tuple[Evidence, ...] = (self.exit_evidence,) if self.exit.known or self.exit.lost else ()
+        return self._build(_C.UNKNOWN, seen + self._echo_lines(3), alternatives=self._losers(None))
+
+    # -- building the answer --------------------------------------------------------------------------------------------------
+
+    def _from(self, item: Candidate) -> Classification:
+        failure_class = item.failure_class
+        assert failure_class is not None
+        item = self._earliest_of_class(item)
+        seen: list[Evidence] = [item.evidence()]
+        seen.extend(item.also[:2])
+        for other in self.all:
+            if (
+                other.failure_class is failure_class
+                and other.line != item.line
+                and other.strength >= WEAK
+                and len(seen) < 4
+            ):
+                seen.append(other.evidence())
+        domain = item.domain
+        if (
+            domain is None
+            and failure_class in (_C.TRACEBACK, _C.ASSERTION, _C.RUNTIME_ERROR)
+            and settings_do_not_fit(item.text)
+        ):
+            domain = _D.CONFIGURATION
+        if failure_class is _C.DIV_ZERO and item.trace is not None and _speaks_of_data(item.trace):
+            domain = _D.DATA
+        outlook = Outlook(RetryOutlook.NO, RetryOutlook.NO) if item.no_retry else None
+        advice = item.advice or ""
+        if item.trace is not None and item.trace.get("user_frame"):
+            advice = (advice or CLASS_FACTS[failure_class].advice) + " Raised from {}.".format(item.trace["user_frame"])
+        warnings: tuple[str, ...] = ()
+        finished = self.last_note.get("note.finished")
+        if finished is not None and finished.offset < item.offset and self.scan.progress - finished.progress <= 2:
+            warnings = ("work finished before this failure: see line %d" % finished.line,)
+        return self._build(
+            failure_class,
+            tuple(seen),
+            domain=domain,
+            outlook=outlook,
+            advice=advice,
+            cascade=self._cascade(item),
+            alternatives=self._losers(item),
+            warnings=warnings,
+        )
+
+    def _earliest_of_class(self, item: Candidate) -> Candidate:
+        """A warning of the same class before an error is where it began, if nothing but it stands between."""
+        if item.strength >= DECISIVE:
+            same = [
+                o
+                for o in self.all
+                if o.failure_class is item.failure_class and o.strength >= DECISIVE and not o.survived
+            ]
+            return same[0] if same and same[0].offset < item.offset else item
+        for other in self.all:
+            if other.offset >= item.offset:
+                break
+            if (
+                other.failure_class is item.failure_class
+                and other.strength in (WEAK, STATED)
+                and item.strength >= WEAK
+                and item.progress - other.progress <= 1
+                and item.line - other.line <= 400
+                and item.failure_class
+                not in (_C.FILE_NOT_FOUND, _C.PERMISSION, _C.NAN_LOSS, _C.MISSING_LIBRARY, _C.MISSING_MODULE)
+            ):
+                return replace(other, also=(item.evidence(),) + item.also, domain=item.domain or other.domain,
+                               advice=item.advice or other.advice, no_retry=item.no_retry or other.no_retry, trace=item.trace)  # fmt: skip
+        return item
+
+    def _cascade(self, root: Candidate) -> tuple[Evidence, ...]:
+        found: list[Evidence] = []
+        used = set()
+        for item in self.all:
+            if (
+                item.offset <= root.offset
+                or item.rule in used
+                or item.failure_class is root.failure_class
+                and item.strength > ECHO
+            ):
+                continue
+            if root.trace is not None and item.trace is root.trace:
+                continue
+            used.add(item.rule)
+            found.append(item.evidence())
+            if len(found) >= 6:
+                break
+        return tuple(found)
+
+    def _losers(self, root: Candidate | None) -> tuple[Alternative, ...]:
+        found: list[Alternative] = []
+        used = set() if root is None else {root.failure_class}
+        for item in self.all:
+            if item.failure_class is None or item.failure_class in used or len(found) >= 4:
+                continue
+            used.add(item.failure_class)
+            if item.survived:
+                reason = "the run went on: %d lines of progress came after it" % (self.scan.progress - item.progress)
+            elif root is None:
+                reason = "not a cause by itself" if item.strength <= WEAK else "the run ended well after it"
+            elif item.strength < root.strength:
+                reason = f"weaker evidence than the cause ({item.rule})"
+            elif item.offset > root.offset:
+                reason = "came after the cause, on line %d" % item.line
+            else:
+                reason = "the cause overrules it"
+            found.append(Alternative(item.failure_class, reason, item.evidence()))
+        likely = self.exit.likely_signal
+        if root is None and not found and not self.exit.succeeded:
+            if likely == _SIGKILL:
+                found.append(Alternative(_C.OOM_KILLER, "SIGKILL has many senders, and no evidence of memory was seen"))
+            elif likely == _SIGTERM:
+                found.append(
+                    Alternative(_C.PREEMPTED, "SIGTERM has many senders, and no word of the scheduler was seen")
+                )
+                found.append(
+                    Alternative(_C.INTERRUPTED, "SIGTERM has many senders, and nothing says that a person sent it")
+                )
+        return tuple(found)
+
+    def _not_seen(self) -> tuple[str, ...]:
+        missing: list[str] = []
+        if not self.exit.known:
+            missing.append("exit status")
+        for key, name in (
+            ("kernel_lines", "kernel log"),
+            ("oom_kills", "cgroup memory.events"),
+            ("scheduler_state", "scheduler's accounting"),
+            ("gpu_lost", "GPU state after the end"),
+        ):
+            if self.observations.get(key) is None:
+                missing.append(name)
+        if self.scan.size_bytes == 0:
+            missing.append("any output")
+        return tuple(missing)
+
+    def _near_end(self, item: Candidate) -> bool:
+        last = self.scan.tail[-1][0] if self.scan.tail else item.line
+        return last - item.line <= 40
+
+    def _note_evidence(self, note: Event) -> Evidence:
+        return Evidence("log", note.line, note.offset, note.rank, note.text, note.rule)
+
+    def _echo_lines(self, count: int) -> tuple[Evidence, ...]:
+        found: list[Evidence] = []
+        used = set()
+        for item in self.all:
+            if item.strength == ECHO and not item.survived and item.rule not in used:
+                used.add(item.rule)
+                found.append(item.evidence())
+        return tuple(found[:count])
+
+    def _tail(self, count: int) -> tuple[Evidence, ...]:
+        lines = self.scan.tail[-count:]
+        return tuple(Evidence("log", number, offset, None, text, "tail") for number, offset, text in lines)
+
+    def _build(
+        self,
+        failure_class: FailureClass,
+        evidence: tuple[Evidence, ...],
+        domain: FailureDomain | None = None,
+        outlook: Outlook | None = None,
+        advice: str = "",
+        cascade: tuple[Evidence, ...] = (),
+        alternatives: tuple[Alternative, ...] = (),
+        warnings: tuple[str, ...] = (),
+    ) -> Classification:
+        facts = CLASS_FACTS[failure_class]
+        return Classification(
+            failure_class=failure_class,
+            domain=domain if domain is not None else facts.domain,
+            retry_outlook=outlook if outlook is not None else Outlook.default(failure_class),
+            evidence=evidence,
+            cascade=cascade,
+            alternatives=alternatives,
+            not_seen=() if failure_class is _C.SUCCESS else self._not_seen(),
+            advice=advice or facts.advice,
+            warnings=warnings,
+        )
+
+
+_SHELL_CLASSES = (
+    _C.COMMAND_NOT_FOUND,
+    _C.NOT_EXECUTABLE,
+    _C.SYNTAX_ERROR,
+    _C.USAGE_ERROR,
+    _C.SEGFAULT,
+    _C.FILE_NOT_FOUND,
+    _C.CUDA_OOM,
+    _C.NAN_LOSS,
+)
+
+
+def _speaks_of_data(trace: Mapping[str, Any]) -> bool:
+    text = (str(trace["user_frame"]) + " " + str(trace["last_frame"]) + " " + trace["text"]).lower()
+    return any(mark in text for mark in ("data", "loader", "sampler", "len(", "dataset"))

@@ -1,0 +1,76 @@
+"""Lines that are no causes: quotations, settings, retries, habits of the software; and facts about how a run went."""
+
+# ruff: noqa: E501  (one row per entry; a pattern that is wrapped cannot be read)
+from __future__ import annotations
+
+from gpualert.signature import Role, Signature
+
+_S = Signature
+
+ROWS: tuple[Signature, ...] = (
+    # -- quoted or configured ---------------------------------------------------------------------------------------------
+    _S("quoted.policy", ("policy", "on_error", "on_oom", "handler", "retry_on", "restart_on", "patterns", "watch for", "looking for", "grep", "alert on", "keywords", "triggers"),
+       r"(?i)\b(?:\w+[-_ ])?(?:policy|policies)\b\s*[:=]|\b(?:on_error|on_oom|on_failure|on_nan|retry_on|restart_on|alert_on|(?:error|fatal)_patterns?|keywords|triggers)\b\s*[:=]|\b(?:watch(?:ing)?|look(?:ing)?|grep(?:ping)?|scan(?:ning)?|alert|match(?:ing)?) (?:for|on)\b.{0,40}[\"']",
+       Role.BENIGN),
+    _S("quoted.arrow", ("->", "=>"), r"[\"'].{3,80}[\"']\s*(?:->|=>)|(?:->|=>)\s*(?:restart|resume|retry|halve|skip|ignore|abort|continue|requeue)", Role.BENIGN),
+    _S("quoted.on", ('on "', 'if "', 'when "', "on '", "if you see", "if you get", "if you encounter", "in case of", "in case you", "when you see", "should you", "if this fails", "to avoid", "to prevent", "to debug", "for debugging", "troubleshoot"),
+       r"(?i)\b(?:on|if|when) \"[^\"]{3,80}\"|\bif you (?:see|get|encounter|run into|hit|experience)\b|\bin case (?:of|you)\b|^\s*(?:#|//) |^(?:hint|tip|note|help|faq)\s?: (?!.{0,40}previous)",
+       Role.BENIGN),
+    _S("quoted.shell_trace", ("+ ",), r"^\++ (?!.*(?:command not found|No such file))\S", Role.BENIGN),
+    _S("quoted.advice", ("consider passing", "compile with `torch_use", "asynchronously reported", "cuda_launch_blocking", "expandable_segments", "pytorch_cuda_alloc_conf", "for more information, try", "to enable traceback see"),
+       r"^For debugging consider passing|^Compile with `TORCH_USE|kernel errors might be asynchronously|^Search for `cudaError", Role.BENIGN),
+    _S("quoted.previous", ("previous attempt", "previous run", "previous job", "previous try", "last attempt", "last run", "earlier attempt", "previously", "prior run", "prior attempt", "earlier run", "former run", "previous launch", "last time"),
+       r"(?i)\b(?:previous|prior|earlier|last|former|preceding) (?:attempt|run|job|try|launch|incarnation|execution)\b.{0,80}(?:ended|failed|died|exit|was|crash|killed|with|:|\()|\bpreviously (?:failed|crashed|ended|killed)|\blast time\b.{0,40}(?:failed|crashed|died)", Role.BENIGN),
+    _S("quoted.help", ("[--", "usage:"), r"^\s*(?:usage: )?.{0,100}\[--\w[\w-]* ?[^\]]{0,60}\]|^\s{1,8}(?:-\w, )?--[\w-]+ ", Role.BENIGN),
+    _S("quoted.tests", ("passed", "skipped", "xfail"), r"\b(?:PASSED|SKIPPED|XFAIL)\b", Role.BENIGN),
+    _S("quoted.counter_zero", ("nan iterations", "skipped iterations", "errors: ", "error: ", "failed: ", "failures: ", "errors=", "failed=", "killed=", "oom_kill ", "oomkilled", "oom_kill:", "oom_kill=", "nan=", "ecc", "xid", "retired"),
+       r"(?i)number of (?:nan|skipped) iterations: +\d+|\b(?:errors?|failed|failures?|oom_kills?|oom|nans?|timeouts?|uncorrectable|ecc(?: errors?)?|xids?|killed)\b ?[:=] ?(?:0\b(?!\.\d|x)|false|none|no\b|\[\])", Role.BENIGN),
+    # -- retried, recovered, survived ---------------------------------------------------------------------------------------
+    _S("recovered.retry", ("retry", "retries", "re-try", "attempt", "will try again", "trying again", "reconnect", "backing off", "backoff", "requeu"),
+       r"(?i)^\W*retry\b|\bretrying\b|\bwill (?:be )?retr(?:y|ied)|\bretry(?:ing)? (?:\d|in |after |attempt|again|on |with |#|the )|\[retry\]|\b(?:attempt|try|retry) #?\d+ ?(?:/|of|out of) ?\d+|\btrying again\b|entering retry loop|\bbacking off\b|\breconnect(?:ing|ed)\b|Retry\(total=[1-9]",
+       Role.BENIGN),
+    _S("recovered.fallback", ("falling back", "fall back", "fallback", "skipping", "skipped", "ignoring", "ignored", "recovered", "continuing", "will continue", "non-fatal", "nonfatal", "harmless", "safely ignore", "suppress", "handled", "reducing batch", "halving", "disabled", "using default", "using internal", "continue without", "not critical", "optional", "auto_find_batch", "auto-scal", "can be ignored", "this is expected", "cleared", "caught"),
+       r"(?i)\bfall(?:ing|s)? ?back\b|\bfallback (?:to|on)\b|\bskipp(?:ing|ed)\b(?!.{0,20}(?:remaining|tests))|\bignor(?:e|ed|ing)\b(?!\()|\brecovered\b|\bcontinuing\b|\bwill continue\b|\bnon-?fatal\b|\bharmless\b|\bcan be (?:safely )?ignored|\b(?:halving|reducing|decreasing|lowering) (?:the )?(?:micro|per[-_ ]device|train|auto|current )?[-_ ]?(?:batch|bs\b)|\bcontinu(?:e|ing) without|\busing (?:the )?(?:default|internal|slower)|\bnot critical\b|\bauto(?:matically)?[-_ ](?:find|scal)\w*.{0,30}batch",
+       Role.BENIGN),
+    _S("recovered.loss_scale", ("gradient overflow", "overflow!", "overflow detected", "attempted loss scale", "reducing loss scale", "reducing to"),
+       r"(?i)overflow.{0,60}(?:skipping|reducing|ignoring|attempted)|reducing loss scale|attempted loss scale|loss scale (?:reduced|lowered|decreased) to [1-9]", Role.BENIGN,
+       ),
+    _S("habit.exception_ignored", ("exception ignored in", "exception ignored while"), r"Exception ignored (?:in|on|while)", Role.NOTE, proves_not="Python prints it when an object dies; the exit status does not change."),
+    _S("habit.logging_error", ("logging error", "exception in thread"), r"--- Logging error ---|^Exception in thread ", Role.NOTE, proves_not="The process goes on after either."),
+    # -- habits of the software ---------------------------------------------------------------------------------------------
+    _S("habit.tensorflow", ("register cudnn factory", "register cublas factory", "register cufft factory", "tf-trt warning", "cudart dlerror", "cannot dlopen some gpu", "numa node read", "computation placer", "could not load dynamic library", "oneDNN custom".lower(), "this tensorflow binary", "cuda_stub", "cudart_stub", "could not find cuda drivers", "could not find tensorrt"),
+       r"(?i)unable to register cu\w+ factory|TF-TRT Warning|ignore above cudart|cannot dlopen some GPU|NUMA node read|computation placer already|could not load dynamic library|oneDNN custom operations|This TensorFlow binary is optimized|could not find (?:cuda drivers|TensorRT)",
+       Role.BENIGN),
+    _S("habit.nccl_plugin", ("plugin", "nccl info"),
+       r"NET/Plugin ?: ?.{0,120}(?:cannot open|No such file|not found|No plugin|internal)|No plugin found|NCCL INFO (?!.*(?:-> [1-9]\b|Abort|error|fail))|NCCL INFO \S+:\d+ -> \d|(?:TUNER|PROFILER|ENV)/Plugin", Role.BENIGN),
+    _S("habit.process_group", ("process group has not been destroyed", "destroy_process_group"), r"process group has NOT been destroyed|destroy_process_group\(\) was not called", Role.BENIGN),
+    _S("habit.wandb", ("wandb: ",), r"^wandb: (?:Waiting for|Run |View|Synced|Find logs|Tracking|Syncing|Currently|WARNING|Network error|Uploading|updating|You can sync|\s|$)|wandb: .{0,40}\(failed \d+\)\. Press", Role.BENIGN),
+    _S("habit.shell", ("terminal process group", "job control in this shell", "name for group id", "inappropriate ioctl", "getcwd", "setlocale", "stty:", "tput:", "mesg:", "no name", "i have no name"),
+       r"cannot set terminal process group|no job control in this shell|cannot find name for group ID|Inappropriate ioctl|setlocale: |^(?:stty|tput|mesg): ", Role.BENIGN),
+    _S("habit.warnings", ("futurewarning", "deprecationwarning", "userwarning", "resourcewarning", "pendingdeprecation", "runtimewarning", "syntaxwarning", "is deprecated", "has been deprecated", "leaked semaphore", "leaked shared_memory", "consider using", "might cause", "may become slow", "importwarning", "deprecated"),
+       r"\b(?:Future|Deprecation|Resource|PendingDeprecation|Syntax|Import)Warning\b|(?i:\bis deprecated\b|\bhas been deprecated\b|leaked (?:semaphore|shared_memory))|UserWarning: (?:This DataLoader will create|The given NumPy|Can't initialize NVML|Failed to load image Python|Mem ?Efficient|Flash|.{0,60}(?:deprecat|will be removed))|RuntimeWarning: (?:os\.fork|coroutine|'?\S+ found in sys\.modules)", Role.BENIGN),
+    _S("habit.bitsandbytes", ("bug report", "submit your error trace", "cuda setup:"), r"BUG REPORT=|submit your error trace|CUDA SETUP: (?:Loading|CUDA|Highest|Detected|Required)", Role.BENIGN),
+    _S("habit.nfs_busy", (".nfs", "device or resource busy"), r"\[Errno (?:16|39)\].{0,80}\.nfs|Device or resource busy: '.{0,200}\.nfs|Directory not empty: '.{0,100}(?:pymp|tmp|wandb)", Role.BENIGN),
+    _S("habit.hf", ("some weights of", "were not used when initializing", "newly initialized", "special tokens", "tokenizers parallelism", "disable this warning", "parallelism has already been used", "sliding window", "attention mask"),
+       r"Some weights of .{0,120}(?:not used|not initialized|newly)|newly initialized|huggingface/tokenizers: The current process just got forked|To disable this warning", Role.BENIGN),
+    _S("habit.apex", ("apex was installed", "apex is not installed", "flash attention is not", "flash_attn is not", "not installed. using", "is not installed; using", "xformers", "triton is not", "tensorboard not", "could not be imported. using", "deepspeed is not installed, "),
+       r"(?i)apex was installed without|(?:is|are) not (?:installed|available)[.,;] ?(?:using|falling|proceeding|will use|disabling|so)|no module named '?triton'?.{0,40}(?:optimi|some)|xformers (?:is )?not (?:available|installed|found)|A matching Triton is not available", Role.BENIGN),
+    _S("habit.accelerate_install", ("warning: ", "warn "), r"(?i)^(?:pip|conda).{0,10}warning|WARNING: Running pip as|WARNING: There was an error checking the latest version|^npm WARN|^DEPRECATION:", Role.BENIGN),
+    _S("habit.tensorboard_port", ("tensorboard",), r"(?i)tensorboard.{0,60}(?:could not bind|port).{0,60}(?:in use|already)", Role.BENIGN),
+    _S("habit.dmesg_other", ("oom_score_adj", "cgroup: fork", "apparmor", "audit:", "systemd["), r"setting /proc/\S+/oom_score_adj|apparmor=|audit: type=|systemd\[\d+\]: .{0,60}(?:Succeeded|Started|Stopped|Reached target)", Role.BENIGN),
+    # -- facts ------------------------------------------------------------------------------------------------------------------
+    _S("note.finished", ("training completed", "training complete", "training finished", "finished training", "training done", "training time", "done.", "done!", "finished successfully", "completed successfully", "train_runtime", "max_steps", "max_epochs", "all done", "run finished", "job completed", "finished:", "final checkpoint", "final model", "exit status", "exiting normally", "saved final", "finished in", "completed in", "successfully", "run complete", "experiment complete", "all epochs"),
+       r"(?i)\btraining (?:is )?(?:has )?(?:been )?(?:complete[d]?|finished|done|successful)\b|\bfinished training\b|total training time|`Trainer\.fit` stopped: `max_(?:steps|epochs)|train_runtime|^\s*(?:all )?done[.!]?\s*$|\b(?:finished|completed|exited) (?:successfully|normally)\b|\bfinal (?:checkpoint|model) (?:saved|written)|saved final|^exit status 0$|\brun (?:is )?(?:finished|complete[d]?)\b|\bjob (?:finished|completed)\b(?!.{0,20}(?:exit|code) [1-9])|\bexit(?:ed)? (?:with )?(?:status|code) 0\b|saving (?:final|last) (?:model|checkpoint)|saving checkpoint to \S*final",
+       Role.NOTE),
+    _S("note.early_stop_validation", ("early stopping", "earlystopping", "early-stopping"), r"(?i)early[- ]?stopping|did not improve", Role.NOTE),
+    _S("note.stopped_early", ("stopping early", "stop early", "abort", "giving up", "quarantin", "terminating", "exiting", "stopping", "shutting down"),
+       r"(?i)\b(?:stopping|stopped|ending|exiting|terminating) (?:the )?(?:run |job |training )?early\b|\babort(?:ing|ed)?\b(?:[: ]|$)|\bgiving up\b|\bquarantined\b|\b(?:terminating|exiting|stopping)[.:,]?(?: now| the (?:run|job|training))?\s*$|, (?:terminating|exiting|stopping|aborting)\b",
+       Role.NOTE),
+    _S("note.restart", ("restarting worker", "restart", "resuming from", "resumed from", "resume from", "worker group", "respawn", "relaunch"),
+       r"(?i)\brestarting (?:the )?(?:worker|rank|process|training|job|run|container)|\bresum(?:ing|ed) (?:training )?from\b|\brespawn(?:ing|ed)\b|\brelaunch(?:ing|ed)\b|worker group (?:FAILED|restart)|will restart worker group", Role.NOTE),
+    _S("note.host_memory_reading", ("percent =", "percent=", "mem%", "ram", "host mem", "cpu virtual memory", "memory usage", "mem_percent", "ram usage", "system memory", "rss"),
+       r"(?i)(?:CPU Virtual Memory|host[- _]?(?:mem(?:ory)?|ram)|\bRAM\b|system memory|cpu mem(?:ory)?|node mem(?:ory)?|\bmem(?:ory)?[ _]?(?:usage|percent|used)).{0,60}?(?:9[5-9](?:\.\d+)?|100(?:\.0+)?) ?%|percent ?= ?(?:9[5-9]|100)(?:\.\d+)?%?|(?:RAM|host memory|cpu memory|system memory)\D{0,30}(9[5-9]\d?|\d{3,4})(?:\.\d+)?\s*(?:GB|GiB|G)?\s*/\s*\d", Role.NOTE),
+    _S("note.collectives_ready", ("init complete",), r"NCCL INFO comm .{0,160}Init COMPLETE", Role.NOTE),
+    _S("note.first_collective", ("entering step", "entering barrier", "waiting at barrier", "waiting for all"), r"(?i)entering (?:step|iteration|barrier|all_?reduce)|waiting (?:at|in) (?:the )?barrier", Role.NOTE),
+    _S("note.dmesg_quote", ("dmesg",), r"(?:^|\s)\$ .{0,60}dmesg|dmesg -", Role.NOTE),
+)  # fmt: skip
