@@ -1,7 +1,7 @@
 """The command line: which verbs there are, what they take, what the statuses mean. Each verb imports its use case late.
 
 Statuses: 0 done; 1 done, and the answer is bad (a stop that did not finish, a host with a problem); 2 not done, with
-one line on stderr that says why. ``run`` and ``attach`` end with the command's own status, or 125 when we ourselves fail.
+one line on stderr that says why. ``run`` and ``attach`` end with the command's own status, or 125 when we fail.
 """
 
 from __future__ import annotations

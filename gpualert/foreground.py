@@ -77,7 +77,7 @@ def parse_fast(arguments: Sequence[str]) -> tuple[bool, list[str]] | None:
         rest.pop(0)
     elif rest and rest[0].startswith("-"):
         return None
-    return (quiet, rest) if rest else None
+    return (quiet, rest) if rest and rest[0] else None
 
 
 def main(arguments: Sequence[str]) -> int:

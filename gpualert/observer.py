@@ -10,12 +10,16 @@ import os
 import select
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpualert import gitfacts, procfs
+from gpualert import gitfacts, procfs, records
 from gpualert.errors import GpuAlertError
 from gpualert.logfile import LogReader, TimeIndex
 from gpualert.rundir import FORMAT_VERSION, RunDirectory, encode_json, replace, write_once
+
+if TYPE_CHECKING:
+    from gpualert.scan import ScanResult
+    from gpualert.verdict import Classification
 
 #: Bytes of the log read and scanned together.
 READ_BYTES = 1024 * 1024
@@ -207,6 +211,27 @@ class Observer:
         if self._git is None and self._find_child() is not None:
             self._git = threading.Thread(target=record_git, args=(self._directory,), daemon=True)
             self._git.start()
+
+
+def judge(directory: RunDirectory, scan: ScanResult) -> Classification:
+    """
+    The verdict about a launch that has ended, from its log and what its keepers wrote down.
+
+    :raises RunDirectoryError: the facts cannot be read.
+    """
+    from gpualert.classify import ExitFacts, classify
+
+    record = records.read(directory.path)
+    end = record.exit or records.ExitStatus()
+    facts = ExitFacts(
+        code=end.code,
+        signal=end.signal,
+        stopped_by=record.stopped_by,
+        setup_failed=record.setup_failed,
+        lost=record.lost_reason,
+        exec_errno=record.exec_errno,
+    )
+    return classify(facts, scan)
 
 
 def record_git(directory: RunDirectory) -> None:

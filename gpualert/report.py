@@ -1,7 +1,7 @@
 """Build the Outcome of a launch from its run directory: facts from the record, opinion from the observer's verdict.
 
-The facts decide the state, and no trouble with the opinion can change them, or delay them beyond a bound: an observer that
-is gone is replaced by a scan here; one that takes too long or breaks leaves ``failure_class`` unknown, with a warning.
+The facts decide the state, and no trouble with the opinion can change them, or delay them beyond a bound: an observer
+that is gone is replaced by a scan here; a scan that is slow or breaks leaves ``failure_class`` unknown, with a warning.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RESULT_AGE_TOLERANCE_S = 5.0
 _STILL_THE_SAME_CODE_S = 30.0
 _CLOCK_STEP_S = 1.0
 _WAIT_STEP_S = 0.01
-#: How long an observer may take from the end of the child until it first saves its state, and one that is gone until the
+#: How long an observer may take from the child's end until it first saves its state, and one that is gone until the
 #: guard has started another.
 _STARTING_S = 1.0
 _RESTART_S = 0.5
