@@ -364,7 +364,7 @@ def _remove(run: RunDirectory, root: str | None) -> None:
         return
     for r in _roots(root):
         if r.exists and r.readable:
-            KeyDirectory(r.launches + "/" + folder.name).withdraw_claim(run.number)
+            KeyDirectory(r.launches + "/" + folder.name).discard(run.number)
 
 
 def _last_change(record: RunRecord) -> float | None:

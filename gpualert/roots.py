@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from typing import Any, Mapping
 
 
+#: For homes that cannot be written. Not /tmp and not /run/user, which are emptied under a running training.
+LAST_RESORT = "/var/tmp/gpualert-{uid}"
+
+
 class Root:
     """
     One place where launches may live, as found by lstat.
@@ -76,7 +80,7 @@ def candidate_roots(configured: str | None, environ: Mapping[str, str] = os.envi
     there = home(environ)
     if there is not None:
         paths.append(there.rstrip("/") + "/.local/state/gpualert")
-    paths.append(f"/var/tmp/gpualert-{os.getuid()}")
+    paths.append(LAST_RESORT.format(uid=os.getuid()))
     return list(dict.fromkeys(os.path.normpath(path) for path in paths))
 
 
@@ -108,7 +112,7 @@ def examine_root(path: str) -> Root:
     except OSError as error:
         return Root(path, False, False, True, f"cannot be read: {error.strerror}")
     if found.st_mode & 0o077:
-        return Root(path, False, True, True, "expected mode 0700, found %04o")
+        return Root(path, False, True, True, f"expected mode 0700, found {found.st_mode & 0o7777:04o}")
     if not os.access(path, os.W_OK | os.X_OK):
         return Root(path, False, True, True, "cannot be written")
     return Root(path, True, True, True, None)

@@ -22,6 +22,7 @@ from gpualert.durable import (
     write_file,
     write_once,
 )
+from gpualert.errors import RunDirectoryError
 from gpualert.roots import (
     Root,
     candidate_roots,
@@ -202,8 +203,19 @@ class RunDirectory:
         )
 
     def write_exit(self, value: dict[str, Any]) -> bool:
-        """:return: False when somebody wrote it before."""
-        return self._write(self.exit_path, value, self.exit_reserve_path)
+        """
+        The caller makes it durable.
+
+        :return: False when somebody wrote it before.
+        """
+        return self._write(self.exit_path, value, self.exit_reserve_path, durable=False)
+
+    def make_exit_durable(self) -> None:
+        """It stays after a loss of power, too; where the disk refuses, it does not."""
+        try:
+            make_durable([self.exit_path, self.path])
+        except RunDirectoryError:
+            pass
 
     def write_stop(self, value: dict[str, Any]) -> bool:
         """:return: False when a stop was requested before; that one stands."""
@@ -222,13 +234,13 @@ class RunDirectory:
     def _encode(value: dict[str, Any]) -> bytes:
         return encode_json(dict(value, format_version=FORMAT_VERSION)) + b"\n"
 
-    def _write(self, path: str, value: dict[str, Any], reserve: str | None = None) -> bool:
+    def _write(self, path: str, value: dict[str, Any], reserve: str | None = None, durable: bool = True) -> bool:
         data = self._encode(value)
         if reserve is not None and len(data) > RESERVE_BYTES:
             reserve = None
         if reserve is not None and os.path.lexists(path):
             return False  # before the reserve is spent
-        return write_once(path, data, reserve=reserve)
+        return write_once(path, data, durable, reserve)
 
     def release_reserves(self) -> None:
         """All is written: give the space back."""

@@ -305,7 +305,9 @@ class Watch:
             self._announce(ending)
             return
         self.write_exit(ending)
+        # Whoever waits reads the file, which is there; the disk may take its time.
         self._announce(ending)
+        self.run.make_exit_durable()
 
     def write_exit(self, ending: Ending) -> None:
         """
