@@ -124,8 +124,7 @@ class SshEndpoint:
         authorized.chmod(0o644)
 
     def _write_config(self) -> Path:
-        lines = [
-            *self.options,
+        ours = [
             f"ListenAddress {self.address}",
             f"Port {self.port}",
             f"HostKey {self.folder}/host_key",
@@ -145,6 +144,9 @@ class SshEndpoint:
             "Subsystem sftp internal-sftp",
             "LogLevel VERBOSE",
         ]
+        # Not for every keyword does the first value win (MaxStartups), so ours is left out where the caller has one.
+        given = {option.split()[0].lower() for option in self.options}
+        lines = [*self.options, *(line for line in ours if line.split()[0].lower() not in given)]
         config = self.folder / "sshd_config"
         config.write_text("\n".join(lines) + "\n")
         return config

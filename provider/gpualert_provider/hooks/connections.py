@@ -20,6 +20,7 @@ import asyncssh
 from gpualert_provider.hooks import errors
 from gpualert_provider.hooks.errors import TransportError
 from gpualert_provider.hooks.paramiko_link import fingerprint_of
+from gpualert_provider.hooks.proxy import ProxyProcess
 from gpualert_provider.hooks.target import SshTarget
 
 # A line per connection and channel at INFO, and it would land in the task's log.
@@ -36,11 +37,18 @@ async def acquire(target: SshTarget) -> AsyncIterator[asyncssh.SSHClientConnecti
 
     :raises TransportError: dns, refused, timeout, unreachable, banner, host_key, authentication, dropped or protocol.
     """
-    connection = await _connect(target)
+    proxy: ProxyProcess | None = None
     try:
-        yield connection
+        if target.proxy_command is not None:
+            proxy = await asyncio.to_thread(ProxyProcess, target.proxy_command, target.peer)
+        connection = await _connect(target, proxy)
+        try:
+            yield connection
+        finally:
+            await close(connection)
     finally:
-        await close(connection)
+        if proxy is not None:
+            await asyncio.to_thread(proxy.close)
 
 
 async def close(connection: asyncssh.SSHClientConnection) -> None:
@@ -67,6 +75,7 @@ class _Client(asyncssh.SSHClient):
     def __init__(self) -> None:
         self.connection: asyncssh.SSHClientConnection | None = None
         self.shown_key: str | None = None
+        self.auth_methods: list[str] = []
 
     def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
         self.connection = conn
@@ -80,20 +89,20 @@ class _Client(asyncssh.SSHClient):
     def greeted(self) -> bool:
         return self.connection is not None and bool(self.connection.get_extra_info("server_version"))
 
-    @property
-    def auth_methods(self) -> list[str]:
-        return [] if self.connection is None else list(self.connection.get_server_auth_methods())
+    def public_key_auth_requested(self) -> None:
+        # Asked when no key of ours is left to offer; later the library has crossed its list off.
+        if self.connection is not None and not self.auth_methods:
+            self.auth_methods = list(self.connection.get_server_auth_methods())
 
 
-async def _connect(target: SshTarget) -> asyncssh.SSHClientConnection:
+async def _connect(target: SshTarget, proxy: ProxyProcess | None) -> asyncssh.SSHClientConnection:
     client = _Client()
     agent: asyncssh.SSHAgentClient | None = None
     sock: socket.socket | None = None
     try:
         keys, tried, agent = await _keys(target)
         options = _options(target, keys)
-        if target.proxy_command is None:
-            sock = await _open_socket(target)
+        sock = await _open_socket(target) if proxy is None else proxy.socket
         limit_s = target.banner_timeout_s + target.auth_timeout_s
         try:
             return await asyncio.wait_for(
@@ -103,7 +112,8 @@ async def _connect(target: SshTarget) -> asyncssh.SSHClientConnection:
             awaited = "login" if client.greeted else "the SSH banner"
             raise errors.timed_out(target.peer, awaited, limit_s) from error
         except (asyncssh.Error, OSError, ValueError) as error:
-            raise _failed(target, client, error, tried) from error
+            problem = None if proxy is None or client.greeted else await asyncio.to_thread(proxy.failure)
+            raise problem or _failed(target, client, error, tried) from error
     except BaseException:
         if sock is not None:
             sock.close()
@@ -183,8 +193,6 @@ def _options(target: SshTarget, keys: list[Any]) -> dict[str, Any]:
         "keepalive_count_max": 3,
         "login_timeout": 0,  # bounded from outside, so that the message can say what was awaited
     }
-    if target.proxy_command is not None:
-        options["proxy_command"] = target.proxy_command
     if target.ciphers is not None:
         options["encryption_algs"] = list(target.ciphers)
     options |= _without_disabled(target)

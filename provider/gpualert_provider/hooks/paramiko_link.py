@@ -16,6 +16,7 @@ import paramiko
 
 from gpualert_provider.hooks import errors
 from gpualert_provider.hooks.errors import TransportError
+from gpualert_provider.hooks.proxy import ProxyProcess
 from gpualert_provider.hooks.target import SshTarget
 
 # paramiko writes tracebacks of its transport thread to this logger for failures that we report ourselves.
@@ -34,7 +35,7 @@ class ParamikoLink:
     def __init__(self, target: SshTarget, command: str) -> None:
         self.target = target
         self._stderr = b""
-        self._proxy: paramiko.ProxyCommand | None = None
+        self._proxy: ProxyProcess | None = None
         self._transport: paramiko.Transport | None = None
         self._channel: paramiko.Channel | None = None
         try:
@@ -106,32 +107,15 @@ class ParamikoLink:
         if self._transport is not None:
             self._transport.join(5)
         if self._proxy is not None:
-            process = self._proxy.process
-            if process.poll() is None:
-                process.terminate()
-            try:
-                process.wait(5)
-            except Exception:
-                process.kill()
-                process.wait()
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                if pipe is not None:
-                    pipe.close()
-            self._proxy = None
+            self._proxy.close()
 
     # -- how
 
-    def _open_socket(self) -> socket.socket | paramiko.ProxyCommand:
+    def _open_socket(self) -> socket.socket:
         target = self.target
         if target.proxy_command is not None:
-            try:
-                self._proxy = paramiko.ProxyCommand(target.proxy_command)
-            except (OSError, ValueError) as error:
-                raise TransportError(
-                    "unreachable",
-                    f"{target.peer}: the proxy command could not be started ({error}); no shell is involved.",
-                ) from error
-            return self._proxy
+            self._proxy = ProxyProcess(target.proxy_command, target.peer)
+            return self._proxy.socket
         try:
             addresses = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
@@ -176,21 +160,23 @@ class ParamikoLink:
                 options.key_types = _wanted_host_key_types(target, tuple(options.key_types))
         except ValueError as error:
             raise errors.no_common_algorithm(target.peer, str(error)) from error
-        limit_s = target.banner_timeout_s
         try:
-            transport.start_client(timeout=limit_s)
-        except paramiko.SSHException as error:
-            raise self._handshake_failed(error) from error
-        except EOFError as error:
-            raise errors.banner_missing(target.peer, "a closed connection") from error
-        except OSError as error:
-            raise errors.from_os_error(error, target.peer, "connecting") from error
+            transport.start_client(timeout=target.banner_timeout_s)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise (self._proxy and self._proxy.failure()) or self._handshake_failed(error) from error
+        if not transport.initial_kex_done:  # start_client says nothing when its time is over
+            awaited = "SSH's key exchange" if transport.remote_version else "the SSH banner"
+            raise errors.timed_out(target.peer, awaited, target.banner_timeout_s)
         if target.keepalive_interval_s:
             transport.set_keepalive(max(1, int(target.keepalive_interval_s)))
         return transport
 
-    def _handshake_failed(self, error: paramiko.SSHException) -> TransportError:
+    def _handshake_failed(self, error: Exception) -> TransportError:
         peer, text = self.target.peer, str(error)
+        if isinstance(error, EOFError):
+            return errors.banner_missing(peer, "a closed connection")
+        if isinstance(error, OSError):
+            return errors.from_os_error(error, peer, "connecting")
         if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
             if self.target.trusted_host_keys and "host key" in text.lower():
                 known = ", ".join(key.type for key in self.target.trusted_host_keys)
@@ -200,8 +186,6 @@ class ParamikoLink:
                     f"({known}).",
                 )
             return errors.no_common_algorithm(peer, text)
-        if isinstance(error, paramiko.ProxyCommandFailure):
-            return TransportError("unreachable", f"{peer}: the proxy command failed ({text}).")
         if "banner" in text.lower():
             assert self._transport is not None
             if "timed out" in text.lower() or isinstance(error.__cause__ or error.__context__, TimeoutError):
@@ -312,6 +296,13 @@ def _authenticate(transport: paramiko.Transport, target: SshTarget) -> None:
             return
     if transport.is_authenticated():
         return
+    if accepted is None and transport.is_active():
+        try:  # costs no try on the host, and is answered with what it takes
+            transport.auth_none(target.user)
+        except paramiko.BadAuthenticationType as error:
+            accepted = list(error.allowed_types)
+        except (paramiko.SSHException, EOFError, OSError):
+            pass
     detail = "" if last is None else str(last).strip().rstrip(".")
     raise errors.not_authenticated(target.peer, tried, accepted, detail)
 

@@ -1,0 +1,54 @@
+"""Both SSH libraries behind one call, for promises that must hold for the blocking and the streaming session alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpualert_provider.hooks.blocking import open_session
+from gpualert_provider.hooks.streaming import StreamingSession
+from gpualert_provider.hooks.target import SshTarget
+from tests.support.sshd import SshHost
+
+KINDS = ("blocking", "streaming")
+
+
+def target_of(host: Any, *, login: str | None = None, password: str | None = None, **extra_changes: Any) -> SshTarget:
+    """The target of a host of the rig; ``extra_changes`` as of ``SshHost.connection_extra``."""
+    connection = SimpleNamespace(
+        conn_id="gpu_box",
+        conn_type="ssh",
+        host=host.address,
+        port=host.port,
+        login=login or host.username,
+        password=password,
+    )
+    # The keys of whoever runs the tests have no part in them.
+    extra_changes.setdefault("look_for_keys", False)
+    return SshTarget.from_fields(connection, host.connection_extra(**extra_changes))
+
+
+def greet(kind: str, target: SshTarget, **how: Any) -> Mapping[str, Any]:
+    """Open a session of this kind, and close it: what the host said of itself."""
+    if kind == "blocking":
+        with open_session(target, **how) as session:
+            return session.hello
+
+    async def streaming() -> Mapping[str, Any]:
+        async with await StreamingSession.open(target, **how) as session:
+            return session.hello
+
+    return asyncio.run(streaming())
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Which of the two libraries; a test that uses it runs once for each."""
+    return request.param
+
+
+__all__ = ["KINDS", "SshHost", "greet", "kind", "target_of"]
