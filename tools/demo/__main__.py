@@ -137,13 +137,13 @@ def _row(rig: AirflowRig, run_id: str, task_id: str, folder: Path) -> Row:
 
 
 def _evidence(outcome: dict[str, Any]) -> str | None:
-    """The line that proves the class; without one, how the child ended."""
+    """The line that proves the class; for a success its result; without either, how the child ended."""
+    if outcome.get("result"):
+        return f"result: {outcome['result']}"
     for proof in outcome.get("evidence") or ():
         if proof.get("text"):
             where = f"line {proof['line']}: " if proof.get("line") else ""
             return where + str(proof["text"]).strip()
-    if outcome.get("result"):
-        return f"result: {outcome['result']}"
     if outcome.get("signal"):
         return f"ended by {outcome['signal']}"
     return None if outcome.get("exit_code") is None else f"exit status {outcome['exit_code']}"
