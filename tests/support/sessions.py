@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpualert import protocol
+from gpualert.key import Attempt, LaunchKey
+from gpualert.spec import LaunchSpec
 from gpualert_provider.hooks.blocking import open_session
 from gpualert_provider.hooks.streaming import StreamingSession
-from gpualert_provider.hooks.target import SshTarget
+from gpualert_provider.hooks.target import LocalTarget, SshTarget
 from tests.support.sshd import SshHost
 
 KINDS = ("blocking", "streaming")
@@ -45,10 +49,24 @@ def greet(kind: str, target: SshTarget, **how: Any) -> Mapping[str, Any]:
     return asyncio.run(streaming())
 
 
+def launch_request(command: str, task: str = "train", **spec: Any) -> dict[str, Any]:
+    """A first try of a task of its own."""
+    key = LaunchKey(["test", "dag", secrets.token_hex(8), task, "-1"], task)
+    return protocol.launch_request(key, Attempt(1, "try-1"), LaunchSpec(command=command, **spec))
+
+
+def started(target: SshTarget | LocalTarget, command: str, task: str = "train", **how: Any) -> str:
+    """Launch, and return the launch id. ``how`` as of ``open_session``."""
+    with open_session(target, **how) as session:
+        reply = session.call(launch_request(command, task, root=how.get("root")))
+    assert reply["type"] == "launched"
+    return str(reply["record"]["launch_id"])
+
+
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     """Which of the two libraries; a test that uses it runs once for each."""
     return request.param
 
 
-__all__ = ["KINDS", "SshHost", "greet", "kind", "target_of"]
+__all__ = ["KINDS", "SshHost", "greet", "kind", "launch_request", "started", "target_of"]
