@@ -165,7 +165,7 @@ def test_only_old_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_python_2_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not even know the options that we give."""
     without_usual_places(monkeypatch)
-    found = sorted(Path.home().glob(".pyenv/versions/2.7*/bin/python2.7")) or shutil.which("python2.7")
+    found = sorted((Path.home() / ".pyenv" / "versions").glob("2.7*/bin/python2.7")) or shutil.which("python2.7")
     if not found:
         pytest.skip("Python 2.7 is not installed here, so it was not tried")
     python = str(found if isinstance(found, str) else found[0])
