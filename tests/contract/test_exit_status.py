@@ -14,8 +14,7 @@ import pytest
 from gpualert import records
 from gpualert.launch import start_fast
 from gpualert.records import ExitStatus, RunState
-from tests.support.launching import Host, host
-from tests.support.waiting import wait_until
+from tests.support.launching import Host, host, wait_until_reaper
 
 __all__ = ["host"]
 
@@ -217,7 +216,7 @@ def test_exact_although_a_keeper_was_killed(
     gate = tmp_path / "gate"
     record = host.launch(["sh", "-c", f"echo before; while [ ! -e {gate} ]; do sleep 0.05; done; echo after; {end}"])
     host.wait_for_log(record, b"before")
-    _wait_until_reaper(host, record)
+    wait_until_reaper(host, record)
     host.kill(record, who)
     gate.touch()
     ended = host.end(record)
@@ -255,9 +254,3 @@ def test_the_childs_signals_are_not_pythons(host: Host) -> None:
     assert {name: lines[name] for name in ("SigBlk", "SigIgn", "SigCgt")} == dict.fromkeys(
         ("SigBlk", "SigIgn", "SigCgt"), "0" * 16
     )
-
-
-def _wait_until_reaper(host: Host, record: records.RunRecord) -> None:
-    """The guard becomes a sub-reaper a moment after the start (ctypes is loaded late)."""
-    maps = Path(f"/proc/{host.pid(record, 'guard')}/maps")
-    wait_until(lambda: "_ctypes" in maps.read_text(), deadline_s=10, what="the guard to become a sub-reaper")

@@ -20,6 +20,8 @@ from gpualert.rundir import RunDirectory
 from gpualert.spec import LaunchSpec
 from tests.support.waiting import wait_until
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 class Host:
     """
@@ -118,6 +120,8 @@ class Host:
                 procfs.send_signal(one.pid, one.start_ticks, signal.SIGKILL)
             for name in ("supervisor", "guard"):
                 keeper = procfs.ProcessIdentity.from_json(started[name])
+                if keeper.pid == os.getpid():
+                    continue  # a test has put itself there
                 procfs.send_signal(keeper.pid, keeper.start_ticks, signal.SIGKILL)
         for mount in self.unmount:
             subprocess.run(["umount", "--lazy", str(mount)], check=True)
@@ -132,3 +136,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
 
 def stop(record: RunRecord, wait_s: float = 20.0, epoch: int | None = None) -> RunRecord:
     return control.stop(record.launch_id, epoch=epoch, reason="a test says so", who="the test", wait_s=wait_s)
+
+
+def wait_until_reaper(host: Host, record: RunRecord) -> None:
+    """The guard becomes a sub-reaper a moment after the start (ctypes is loaded late)."""
+    maps = Path(f"/proc/{host.pid(record, 'guard')}/maps")
+    wait_until(lambda: "_ctypes" in maps.read_text(), deadline_s=10, what="the guard to become a sub-reaper")
