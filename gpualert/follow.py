@@ -105,7 +105,8 @@ class Follower:
         now = self._monotonic()
         self._look(now, messages)
         self._read_log(messages)
-        if self._all_is_read(now):
+        if not messages and self._all_is_read(now):
+            # Not in the same batch as the last bytes of the log, which need not wait for the verdict.
             outcome = report.build(self._files.path, verdict_wait_s=self._verdict_wait_s)
             messages.append(({"type": "ended", "outcome": outcome.to_json()}, b""))
             self.finished = True
@@ -251,7 +252,7 @@ class Follower:
         return (0, 0) if found is None else (int(found["generation"]), int(found["offset"]))
 
     def _set_delay(self, busy: bool) -> None:
-        if not self._caught_up:
+        if not self._caught_up or (busy and self._end_seen_at is not None):
             self.delay_s = 0.0
         elif busy or self._end_seen_at is not None:
             self.delay_s = SHORTEST_DELAY_S
