@@ -11,10 +11,7 @@ from gpualert.cli import add_root, add_verb, print_json
 
 
 def add_verbs(verbs: Any) -> None:
-    try:
-        from gpualert import classify_cli
-    except ImportError:
-        return _rest(verbs)
+    from gpualert import classify_cli
 
     classify = add_verb(
         verbs,
@@ -26,10 +23,6 @@ def add_verbs(verbs: Any) -> None:
         json=False,
     )
     classify_cli.add_arguments(classify)
-    _rest(verbs)
-
-
-def _rest(verbs: Any) -> None:
     doctor = add_verb(
         verbs,
         "doctor",

@@ -104,10 +104,11 @@ def test_signals_to_the_wrapper_reach_the_whole_process_group(gpualert: Gpualert
         "import os, signal, sys\n"
         "pid = os.fork()\n"
         "who = 'parent' if pid else 'child'\n"
+        "def say(what): os.write(1, f'{who} {what}\\n'.encode())\n"
         f"signal.pthread_sigmask(signal.SIG_BLOCK, [signal.{name}])\n"
-        "print(who, 'is ready', flush=True)\n"
+        "say('is ready')\n"
         f"signal.sigwait([signal.{name}])\n"
-        f"print(who, 'got {name}', flush=True)\n"
+        f"say('got {name}')\n"
         "if pid: os.waitpid(pid, 0)\n"
         "sys.exit(9)\n"
     )

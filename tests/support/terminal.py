@@ -35,8 +35,9 @@ class Gpualert:
 
     @property
     def environment(self) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
-        return {**kept, "HOME": str(self.home), "PYTHONPATH": str(ROOT)}
+        kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        # A dumb terminal: a shell's line editing adds no control sequences of its own.
+        return {**kept, "HOME": str(self.home), "PYTHONPATH": str(ROOT), "TERM": "dumb"}
 
     def argv(self, *words: str) -> list[str]:
         # Without site-packages: what the core needs is the standard library, and a test environment is slow to start.
