@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -12,8 +13,12 @@ import pytest
 
 from gpualert import control, procfs, records
 from gpualert.errors import Refused
+from gpualert.key import Attempt
+from gpualert.launch import launch
 from gpualert.records import ExitStatus, RunState
 from gpualert.rundir import RunDirectory
+from gpualert.spec import LaunchSpec
+from tests.support import needs
 from tests.support.launching import Host, host, stop
 from tests.support.waiting import wait_until
 
@@ -52,9 +57,7 @@ def gone(pid: int) -> bool:
 
 def test_a_stop_is_carried_out_at_once(host: Host) -> None:
     """Durable first, then a poke; the child has its grace period, and its own status is kept."""
-    record = host.launch(
-        "trap 'echo saving; sleep 0.2; echo saved; exit 9' TERM; echo up; while :; do sleep 0.05; done"
-    )
+    record = host.launch("trap 'echo saving; sleep 0.2; echo saved; exit 9' TERM; echo up; while :; do sleep 0.1; done")
     host.wait_for_log(record, b"up")
     ended = stop(record)
 
@@ -209,7 +212,7 @@ def test_an_older_follower_stops_nothing(host: Host) -> None:
 
 
 def test_stop_command_stops_what_lives_elsewhere(host: Host, tmp_path: Path) -> None:
-    """Containers and jobs of other schedulers are not in our tree. It runs on the host; its output is not the child's."""
+    """Containers and other schedulers' jobs are not in our tree. Its output is not the child's."""
     record = host.launch(
         "echo up; exec sleep 600", stop_command=f"echo stopping $GPUALERT_STOPPING; touch {tmp_path}/called"
     )
@@ -222,44 +225,49 @@ def test_stop_command_stops_what_lives_elsewhere(host: Host, tmp_path: Path) -> 
     assert host.log(record) == b"up\n"
 
 
-def test_a_survivor_is_listed_not_hidden(host: Host, tmp_path: Path) -> None:
-    """A process of another user that we may not signal: as nobody we cannot, so it is named in tree.json."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to make a process that the launch may not signal")
-    import subprocess
-
-    # The launch itself runs as nobody; what it cannot kill is a process of root that carries its tag.
-    folder = tmp_path / "nobody"
-    folder.mkdir(mode=0o700)
-    os.chown(folder, 65534, 65534)
-    for parent in folder.parents:
-        if parent.stat().st_mode & 0o001 == 0 and str(parent) not in ("/",):
+def test_a_survivor_is_listed_not_hidden(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that has become another user (here by a set-user-ID program) cannot be killed by us: it is named."""
+    needs.root()
+    for parent in [tmp_path, *tmp_path.parents]:
+        if parent.stat().st_mode & 0o001 == 0:
             parent.chmod(parent.stat().st_mode | 0o001)
-    code = (
-        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
-        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "os.environ.update(HOME=sys.argv[2], GPUALERT_ROOT=sys.argv[2] + '/root')\n"
-        "from gpualert.launch import launch; from gpualert.key import *; from gpualert.spec import LaunchSpec\n"
-        "spec = LaunchSpec('echo up; exec sleep 600', grace_period_s=0.2)\n"
-        "print(launch(LaunchKey(('s',), 's'), Attempt(1, 'a'), spec, {}, 0)[1].run_directory)"
-    )
-    from tests.support.launching import ROOT
-
-    done = subprocess.run([sys.executable, "-c", code, str(ROOT), str(folder)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    record = records.read(done.stdout.strip())
+    home = tmp_path / "nobodys"
+    home.mkdir(mode=0o700)
+    os.chown(home, 65534, 65534)
+    become_root = tmp_path / "become-root"
+    shutil.copy(needs.program("setpriv"), become_root)
+    become_root.chmod(0o4755)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GPUALERT_ROOT", str(home / "root"))
+    read, write = os.pipe()
+    launcher = os.fork()
+    if launcher == 0:
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            spec = LaunchSpec(f"{become_root} --reuid=0 --clear-groups sleep 600 & echo up; wait", grace_period_s=0.3)
+            _, record = launch(host.key(), Attempt(1, "a"), spec, {}, 0)
+            os.write(write, record.run_directory.encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(launcher, 0)
+    record = records.read(os.read(read, 4096).decode())
+    os.close(read)
     host.records.append(record)
-    guard = host.pid(record, "guard")
-    # root's own process, put into the launch's session by way of its children: entered with nsenter-free means, a fork in its tree
-    helper = subprocess.Popen(["sleep", "600"], env={"GPUALERT_LAUNCH_ID": record.launch_id})
-    try:
-        RunDirectory(record.run_directory).write_stop({"reason": "r", "who": "w", "epoch": None, "at": time.time()})
-        os.chown(RunDirectory(record.run_directory).stop_path, 65534, 65534)
-        ended = host.end(record)
-        assert ended.state is RunState.STOPPED
-        wait_until(lambda: gone(guard), deadline_s=20, what="the keepers to end")
-        # nobody may not even read root's environment, so this one is no part of the tree it can see
-        assert helper.poll() is None
-    finally:
-        helper.kill()
-        helper.wait()
+    host.wait_for_log(record, b"up")
+    sleeper = wait_until(
+        lambda: [p.pid for p in procfs.all_processes() if p.group == record.child_pid and p.command == "sleep"],
+        deadline_s=10,
+        what="the command to become root's",
+    )[0]
+    stop(record, wait_s=0)
+    tree = wait_until(RunDirectory(record.run_directory).read_tree, deadline_s=20, what="tree.json")
+
+    assert [one["pid"] for one in tree["survivors"]] == [sleeper]
+    assert "sleep 600" in tree["survivors"][0]["command"]
+    ended = host.end(record)
+    assert ended.state is RunState.STOPPED
+    assert ended.survivors and ended.survivors[0]["pid"] == sleeper
+    os.kill(sleeper, signal.SIGKILL)

@@ -107,7 +107,8 @@ sys.path.insert(0, sys.argv[1])
 from gpualert.launch import launch
 from gpualert.key import Attempt, LaunchKey
 from gpualert.spec import LaunchSpec
-print(launch(LaunchKey(("other", sys.argv[2]), "other"), Attempt(1, "a"), LaunchSpec(sys.argv[2]), {}, 0)[1].run_directory)
+what, record = launch(LaunchKey(("other",), "other"), Attempt(1, "a"), LaunchSpec(sys.argv[2]), {}, 0)
+print(record.run_directory)
 """
 
 
