@@ -32,6 +32,7 @@ from gpualert_provider.hooks.target import SshTarget
 from gpualert_provider.redaction import Redactor
 from gpualert_provider.tasklog import CEILING_BYTES, Position, Record, TaskLogWriter
 from gpualert_provider.triggers.link_watch import LinkWatch
+from gpualert_provider.triggers.log_drain import log_drained
 
 #: Airflow gives ``on_kill`` 30 s by default.
 ON_KILL_BUDGET_S = 25.0
@@ -137,6 +138,7 @@ class GpuTrainingTrigger(BaseTrigger):
         finally:
             await self.cleanup()
         await asyncio.sleep(self._hold_left_s(began_at))
+        await log_drained()  # Airflow closes the task log when it hears of the event
         assert self._redactor is not None
         yield TriggerEvent(
             {

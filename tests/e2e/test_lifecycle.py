@@ -1,0 +1,264 @@
+"""What happens to a training when something around it dies, moves or is told to stop: one training runs, and its end is told.
+
+One Airflow for the module, with short limits so that a lost heartbeat is noticed in seconds.
+"""
+
+# ruff: noqa: E501 (one task, one line)
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+
+import pytest
+
+from tests.e2e.gpu_rig import GpuRig, Training, dag_source, gpu_rig, stays
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+LONG = 2000  # steps of half a second: longer than any test waits
+FAST = {
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "15",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3",
+    "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",
+    "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
+}
+
+
+def dag(name: str, steps: int, code: int = 0, **arguments: object) -> str:
+    given = ", ".join(f"{key}={value!r}" for key, value in {"early_window": 1, "hold": 2, **arguments}.items())
+    return dag_source(
+        name,
+        f'GPUTrainingOperator(task_id="train", ssh_conn_id="gpu_box", retry_delay=timedelta(seconds=1), '
+        f'command="python3 train.py {name} {steps} {code}", {given})',
+    )
+
+
+DAGS = {
+    "cleared": dag("cleared", LONG),
+    "marked": dag("marked", LONG),
+    "marked_early": dag("marked_early", LONG, early_window=300),
+    "cleared_early": dag("cleared_early", LONG, early_window=300),
+    "task_killed": dag("task_killed", 60, early_window=300, retries=1),
+    "worker_killed": dag("worker_killed", 120, early_window=300, retries=1),
+    "ended_alone": dag("ended_alone", 16, early_window=300, retries=1),
+    "ended_alone_badly": dag("ended_alone_badly", 16, 9, early_window=300, retries=1),
+    "triggerer_killed": dag("triggerer_killed", 60),
+    "frozen": dag("frozen", 120),
+}
+
+
+@pytest.fixture(scope="module")
+def rig():
+    with gpu_rig(DAGS, config=FAST, parallelism=6) as started:
+        yield started
+
+
+class Life:
+    """One run of the DAG ``name``, whose one task is ``train``."""
+
+    def __init__(self, rig: GpuRig, name: str) -> None:
+        self.rig, self.name = rig, name
+        self.run = rig.trigger(name)
+        self.training: Training = rig.training(name)
+
+    def wait(self, *states: str, deadline_s: float = 120, try_number: int | None = None) -> dict:
+        try:
+            return self.rig.api.wait_for_task(self.name, self.run, "train", states, deadline_s, try_number=try_number)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.rig.everything(self.name, self.run, 'train')}") from None
+
+    def log(self, try_number: int = 1) -> str:
+        return self.rig.log(self.name, self.run, "train", try_number)
+
+    @property
+    def ledger(self) -> list[dict]:
+        value = self.rig.api.state_store(self.name, self.run, "train")["gpualert"]
+        return (json.loads(value) if isinstance(value, str) else value)["entries"]
+
+    def xcom(self, key: str) -> object:
+        return self.rig.api.xcom(self.name, self.run, "train", key)
+
+    def steps_logged(self, *tries: int) -> list[int]:
+        text = "\n".join(self.log(number) for number in tries)
+        return [int(n) for n in re.findall(rf"{self.name} step (\d+)", text)]
+
+    def pid_of_task(self) -> int:
+        return wait_until(
+            lambda: self.rig.api.task(self.name, self.run, "train")["pid"], 30, "the task's process is known"
+        )
+
+
+def parent_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def assert_only_once(life: Life) -> None:
+    assert len(life.training.started) == 1, life.rig.everything(life.name, life.run, "train")
+
+
+# ---- a user's word
+
+
+def test_clear_while_deferred_stops_and_relaunches(rig):
+    """Exactly one is alive at any time: the first is gone before the second begins."""
+    life = Life(rig, "cleared")
+    life.wait("deferred")
+    first = life.training.wait_started()
+
+    rig.api.clear(life.name, life.run, ["train"])
+
+    second = life.training.wait_started(2, deadline_s=120)
+    assert life.training.stopped == [first]
+    assert life.training.alive == [second]
+    life.wait("deferred", try_number=2)
+    assert [entry.get("stop_asked") for entry in life.ledger] == [True, False]
+    assert "cleared by a user" in life.log(2)
+    rig.api.mark(life.name, life.run, "train", "failed")
+    wait_until(lambda: not life.training.alive, 60, "the relaunched training was stopped, too")
+
+
+@pytest.mark.parametrize("name", ["marked", "marked_early"])
+def test_mark_failed_stops_the_training(rig, name):
+    """Deferred or still on the worker: the host stops it, and nothing of it is left."""
+    life = Life(rig, name)
+    pid = life.training.wait_started()
+    life.wait("deferred" if name == "marked" else "running")
+
+    rig.api.mark(life.name, life.run, "train", "failed")
+
+    wait_until(lambda: not life.training.alive, 60, "the training was stopped")
+    assert life.training.stopped == [pid]
+    assert_only_once(life)
+
+
+def test_clear_while_on_the_worker_stops_and_relaunches(rig):
+    life = Life(rig, "cleared_early")
+    first = life.training.wait_started()
+    life.wait("running")
+
+    rig.api.clear(life.name, life.run, ["train"])
+
+    second = life.training.wait_started(2, deadline_s=120)
+    assert life.training.stopped == [first]
+    assert life.training.alive == [second]
+    rig.api.mark(life.name, life.run, "train", "failed")
+    wait_until(lambda: not life.training.alive, 60, "the relaunched training was stopped, too")
+
+
+# ---- a worker's death
+
+
+def test_the_task_process_is_killed_and_the_next_try_adopts(rig):
+    """Between launch and deferral: SIGKILL, as the OOM killer sends it. The training does not notice."""
+    life = Life(rig, "task_killed")
+    life.training.wait_started()
+
+    os.kill(life.pid_of_task(), signal.SIGKILL)
+
+    life.wait("success", deadline_s=120)
+    assert_only_once(life)
+    assert life.xcom("exit_code") == 0
+    assert len(life.ledger[0]["attempts"]) == 2
+    assert "Adopt" in life.log(2)
+    assert set(life.steps_logged(1, 2)) == set(range(1, 61))
+
+
+def test_the_worker_is_killed_and_its_task_lives_on_beside_the_next_try(rig):
+    """The executor's supervisor dies, the task process survives as an orphan, and try 2 starts beside it."""
+    life = Life(rig, "worker_killed")
+    life.training.wait_started()
+    orphan = life.pid_of_task()
+
+    os.kill(parent_of(orphan), signal.SIGKILL)
+
+    life.wait("running", "deferred", deadline_s=120, try_number=2)
+    assert os.path.exists(f"/proc/{orphan}"), "the test wants try 1's process alive while try 2 runs"
+    life.wait("success", deadline_s=180)
+    assert_only_once(life)
+    assert life.training.stopped == []
+
+
+@pytest.mark.parametrize(("name", "state", "code"), [("ended_alone", "success", 0), ("ended_alone_badly", "failed", 9)])
+def test_what_ended_while_no_worker_lived_is_reported_and_not_repeated(rig, name, state, code):
+    """Nobody watched the end; the next try tells it, and does not train again."""
+    life = Life(rig, name)
+    life.training.wait_started()
+    task = life.pid_of_task()
+    worker = parent_of(task)
+    os.kill(worker, signal.SIGKILL)
+    os.kill(task, signal.SIGKILL)
+
+    wait_until(lambda: life.training.finished, 60, "the training ended by itself")
+    life.wait(state, deadline_s=120, try_number=2)
+
+    assert_only_once(life)
+    assert life.xcom("exit_code") == code
+    assert "Report" in life.log(2)
+    assert 16 in life.steps_logged(2)
+
+
+# ---- a triggerer's death
+
+
+def test_a_triggerer_is_killed_and_nothing_is_lost(rig):
+    """Its successor begins where the log was acknowledged: no line lost, none repeated but those of the last second."""
+    life = Life(rig, "triggerer_killed")
+    life.wait("deferred")
+    wait_until(lambda: len(life.steps_logged(1)) > 10, 60, "the triggerer has printed some lines")
+
+    rig.airflow.kill_component("triggerer")
+    rig.airflow.restart_component("triggerer")
+
+    life.wait("success", deadline_s=150)
+    steps = life.steps_logged(1)
+    assert set(steps) == set(range(1, 61))
+    assert len(steps) - 60 <= 6, f"repeated: {sorted({n for n in steps if steps.count(n) > 1})}"
+    assert_only_once(life)
+
+
+def test_a_triggerer_that_froze_and_thawed_stops_nothing(rig):
+    """Airflow calls on_kill on the frozen one when it finds its trigger moved: that is no reason to stop a training."""
+    life = Life(rig, "frozen")
+    life.wait("deferred")
+    wait_until(lambda: len(life.steps_logged(1)) > 4, 60, "the first triggerer follows")
+    holder = _triggerer_of(rig, life)
+    rig.airflow.start_component("triggerer", "triggerer-2")
+    try:
+        rig.airflow.freeze("triggerer")
+        wait_until(
+            lambda: _triggerer_of(rig, life) not in (None, holder), 90, "the trigger moved to the second triggerer"
+        )
+        rig.airflow.thaw("triggerer")
+        wait_until(
+            lambda: (
+                "cancelled while the task is" in life.log() or "on_kill" in rig.airflow.last_words("triggerer", 400)
+            ),
+            60,
+            "the first triggerer noticed that its trigger had moved",
+        )
+        assert stays(lambda: life.training.alive, 5)
+        life.wait("success", deadline_s=150)
+        assert life.training.stopped == []
+        assert_only_once(life)
+        assert set(life.steps_logged(1)) == set(range(1, 121))
+    finally:
+        rig.airflow.thaw("triggerer")
+        rig.airflow.stop_component("triggerer-2")
+
+
+def _triggerer_of(rig: GpuRig, life: Life) -> int | None:
+    """Which triggerer job holds the task's trigger."""
+    database = sqlite3.connect(f"file:{rig.airflow.home}/airflow.db?mode=ro", uri=True, timeout=30)
+    try:
+        row = database.execute(
+            "select t.triggerer_id from trigger t join task_instance ti on ti.trigger_id = t.id where ti.dag_id = ? and ti.run_id = ?",
+            (life.name, life.run),
+        ).fetchone()
+    finally:
+        database.close()
+    return None if row is None else row[0]
