@@ -32,18 +32,26 @@ class Seen:
         self.tombstone = tombstone
 
 
+def check_readable(roots: list[Root]) -> None:
+    """
+    :raises Refused: kind ``root_unreadable``: a root exists and cannot be read, so another launch may live in it.
+    """
+    for root in roots:
+        if not root.readable:
+            raise Refused(
+                f"{root.path}: {root.why}; another launch may live there, so nothing happens until it can be read",
+                "root_unreadable",
+            )
+
+
 def look(roots: list[Root], key_name: str) -> Seen:
     """
     :return: the highest attempt seen, launch number claimed and tombstone, over all roots; 0 each for none.
     :raises Refused: kind ``root_unreadable``: a root exists and cannot be read, so another launch may live in it.
     """
+    check_readable(roots)
     seen = Seen(0, 0, 0)
     for root in roots:
-        if not root.readable:
-            raise Refused(
-                f"{root.path}: {root.why}; another launch may live there, so nothing is launched until it can be read",
-                "root_unreadable",
-            )
         if not root.exists:
             continue
         folder = KeyDirectory(root.launches + "/" + key_name)

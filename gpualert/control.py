@@ -160,7 +160,9 @@ def stop_key(
     :raises Refused: kind ``superseded``: a newer attempt has been here, and what runs now is its own;
         ``root_unreadable``.
     """
-    chosen, roots = rundir.choose_root(root)
+    roots = _roots(root)
+    claim.check_readable(roots)
+    chosen = rundir.choose_among(roots)
     name = key.directory_name
     until = time.monotonic() + 10.0
     while True:

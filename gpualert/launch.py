@@ -90,7 +90,9 @@ def launch(
     if not os.path.isdir(cwd) or not os.access(cwd, os.X_OK):
         found = "a folder that may not be entered" if os.path.isdir(cwd) else _what_is(cwd)
         raise InvalidSpec(f"cwd: expected a folder on this host, found {found} at {cwd}", "cwd_missing")
-    chosen, roots = rundir.choose_root(spec.root, environ)
+    roots = rundir.find_roots(spec.root, environ)
+    claim.check_readable(roots)
+    chosen = rundir.choose_among(roots)
     env = _child_environment(environ, cwd, {**spec.env, **secrets}, ())
     if shell.wants_unbuffered(spec):
         env.setdefault(b"PYTHONUNBUFFERED", b"1")
