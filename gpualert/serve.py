@@ -28,6 +28,7 @@ from gpualert.protocol import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpualert.follow import Follower
+    from gpualert.records import RunRecord
 
 #: Records in one frame of a list; the frame stays far below the limit whatever they hold.
 _RECORDS_PER_FRAME = 100
@@ -273,8 +274,9 @@ class Server:
             while not follower.finished:
                 for header, payload in follower.poll():
                     self._channel.send(header, payload)
-                timeout_s = 0.0 if follower.finished else follower.delay_s
-                while self._channel.waiting(timeout_s):
+                timeout_s = follower.delay_s
+                # What comes after the end is for a server that follows nothing any more.
+                while not follower.finished and self._channel.waiting(timeout_s):
                     timeout_s = 0.0
                     request = self._channel.next()
                     if request.type == "detach":
@@ -299,17 +301,15 @@ class Server:
     def _stop(self, request: Mapping[str, Any]) -> None:
         from gpualert import control
 
-        how = {
-            "reason": str(request.get("reason") or ""),
-            "who": str(request.get("who") or ""),
-            "wait_s": float(request.get("wait_s") or 0.0),
-            "root": self._root,
-        }
-        if request.get("launch_id") is not None:
-            record = control.stop(request["launch_id"], epoch=request.get("epoch"), **how)
+        reason, who = str(request.get("reason") or ""), str(request.get("who") or "")
+        wait_s, epoch = float(request.get("wait_s") or 0.0), request.get("epoch")
+        launch_id = request.get("launch_id")
+        record: RunRecord | None
+        if launch_id is not None:
+            record = control.stop(launch_id, epoch=epoch, reason=reason, who=who, wait_s=wait_s, root=self._root)
         else:
             key, attempt = LaunchKey.from_json(request["key"]), Attempt.from_json(request["attempt"])
-            record = control.stop_key(key, attempt, **how)
+            record = control.stop_key(key, attempt, reason=reason, who=who, wait_s=wait_s, root=self._root)
         if record is None:
             self._channel.send({"type": "tombstoned"})
         else:

@@ -51,6 +51,14 @@ def test_every_login_shell_brings_us_to_hello(shell_account: Account, ssh_host_w
         assert second.hello()["placed"] is False
 
 
+def test_an_account_for_file_transfer_only(account_with: AccountMaker, ssh_host_with: HostMaker) -> None:
+    """sshd's own SFTP server does not understand us, and ends."""
+    account = account_with()
+    with Talk.over_ssh(ssh_host_with(username=account.name, options=["ForceCommand internal-sftp"])) as talk:
+        refusal = talk.refusal()
+    assert refusal.kind == "shell"
+
+
 @pytest.mark.parametrize("shell", ["csh", "busybox"])
 def test_further_login_shells(
     shell: str, account_with: AccountMaker, ssh_host_with: HostMaker, open_folder: Path
