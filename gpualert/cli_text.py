@@ -13,7 +13,7 @@ from gpualert.records import RunRecord
 def verdict_block(outcome: Outcome) -> str:
     """A few lines about an end that people want to know more of; empty for a plain success without warnings."""
     lines = []
-    if not outcome.succeeded:
+    if not outcome.succeeded or outcome.failure_class not in (None, "success"):
         head = f"{outcome.state}: {outcome.exit_text}"
         if outcome.failure_class is not None:
             head += f", class {outcome.failure_class}, domain {outcome.domain}"

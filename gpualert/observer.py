@@ -53,7 +53,8 @@ class ScanProgress:
                 generation, offset = int(saved["generation"]), int(saved["offset"])
                 fingerprint = bytes.fromhex(saved["fingerprint"])
                 self.scanner = scanner
-            except (KeyError, TypeError, ValueError):  # another version's: scan from the start
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+                # Another version's, or damaged: scan from the start.
                 generation, offset, fingerprint = 0, 0, None
         self.reader = LogReader(directory.log_path, generation, offset, fingerprint)
 

@@ -221,7 +221,7 @@ def read_result(path: str, not_before: float) -> tuple[Any, str | None, str | No
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         return None, f"{path}: {error.strerror}", None
-    with os.fdopen(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
         if status.st_mode & 0o170000 != 0o100000:
             return None, f"{path}: expected a file, found something else", None
@@ -230,7 +230,11 @@ def read_result(path: str, not_before: float) -> tuple[Any, str | None, str | No
         if status.st_mtime < not_before - RESULT_AGE_TOLERANCE_S:
             age = not_before - status.st_mtime
             return None, f"{path}: is {age:.0f} s older than this launch, so an earlier run wrote it", None
-        data = file.read(MAX_RESULT_BYTES + 1)
+        data = _read_up_to(fd, MAX_RESULT_BYTES)
+    except OSError as error:
+        return None, f"{path}: {error.strerror}", None
+    finally:
+        os.close(fd)
     not_numbers: list[str] = []
 
     def no_number(word: str) -> None:
@@ -244,6 +248,17 @@ def read_result(path: str, not_before: float) -> tuple[Any, str | None, str | No
         what = ", ".join(sorted(set(not_numbers)))
         return value, None, f"{path}: {len(not_numbers)} value(s) that are no number ({what}) became null"
     return value, None, None
+
+
+def _read_up_to(fd: int, limit: int) -> bytes:
+    pieces = []
+    while limit > 0:
+        piece = os.read(fd, limit)
+        if not piece:
+            break
+        pieces.append(piece)
+        limit -= len(piece)
+    return b"".join(pieces)
 
 
 def _finite_or(note: Any) -> Any:
