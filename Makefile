@@ -28,11 +28,13 @@ system: ## install the Debian packages that tests and demo use (root), or name t
 	@tools/install-system-packages
 
 check: setup ## format, lint, types, import contracts, unit tests, links in the docs
-	@step() { echo "== $$1"; shift; "$$@"; }
-	step "format" $(PY) -m ruff format --check --quiet .
-	step "lint" $(PY) -m ruff check --quiet .
-	step "types" $(PY) -m mypy
-	step "contracts, links, unit tests" $(PY) -m pytest -q -n 2 --dist loadfile -m "not slow" tests/architecture tests/unit
+	@broken=""
+	step() { echo "== $$1"; what=$$1; shift; "$$@" || broken="$$broken$${broken:+, }$$what"; }
+	step format $(PY) -m ruff format --check --quiet --output-format concise .
+	step lint $(PY) -m ruff check --quiet --output-format concise .
+	step types $(PY) -m mypy
+	step "contracts, links and unit tests" $(PY) -m pytest -q -n 2 --dist loadfile -m "not slow" tests/architecture tests/unit
+	[ -z "$$broken" ] || { echo "make check: to mend: $$broken"; exit 1; }
 	echo "make check: all of it holds."
 
 test: setup ## set up and run all tests, fast ones first

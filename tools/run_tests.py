@@ -61,7 +61,19 @@ def _run(name: str, extra: list[str]) -> HalfResult:
     # sbin holds sshd, nft and useradd, and is not on every root's path.
     environment = {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
     began = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-q", "-m", marker, f"--junitxml={report}", *how, *extra]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--durations=10",
+        "--durations-min=5",
+        "-m",
+        marker,
+        f"--junitxml={report}",
+        *how,
+        *extra,
+    ]
     # One file that cannot be imported must not keep the others from telling what they know.
     command.append("--continue-on-collection-errors")
     status = subprocess.run(command, cwd=ROOT, env=environment).returncode
