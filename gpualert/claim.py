@@ -52,7 +52,7 @@ def look(roots: list[Root], key_name: str) -> Seen:
     check_readable(roots)
     seen = Seen(0, 0, 0)
     for root in roots:
-        if not root.exists:
+        if not _may_hold(root):
             continue
         folder = KeyDirectory(root.launches + "/" + key_name)
         seen.attempt = max([seen.attempt, *folder.attempts()])
@@ -64,7 +64,7 @@ def look(roots: list[Root], key_name: str) -> Seen:
 def locate(roots: list[Root], key_name: str, number: int) -> RunDirectory | None:
     """The run directory of a claimed launch, in whichever root it lies; None when no root knows that number."""
     for root in roots:
-        if not (root.exists and root.readable):
+        if not _may_hold(root):
             continue
         folder = KeyDirectory(root.launches + "/" + key_name)
         found = folder.run_directory(number)
@@ -98,7 +98,9 @@ def folders(roots: list[Root], chosen: Root, key_name: str) -> list[KeyDirectory
     Where the claim is linked, in order: the roots that everybody has come first, the chosen one is always among them.
     """
     return [
-        KeyDirectory(r.launches + "/" + key_name) for r in reversed(roots) if (r.exists and r.usable) or r is chosen
+        KeyDirectory(r.launches + "/" + key_name)
+        for r in reversed(roots)
+        if (r.usable and os.path.isdir(r.path)) or r is chosen
     ]
 
 
@@ -140,7 +142,7 @@ def claimed_by(roots: list[Root], key_name: str, number: int) -> Attempt | None:
     from gpualert.key import Attempt
 
     for root in roots:
-        if root.exists and root.readable:
+        if _may_hold(root):
             claim = KeyDirectory(root.launches + "/" + key_name).read_claim(number)
             if claim is not None:
                 return Attempt.from_json(claim["attempt"])
@@ -163,10 +165,28 @@ def take(roots: list[Root], chosen: Root, key: LaunchKey, attempt: Attempt, numb
                 return False
             taken.append(folder)
         check_fence(look(roots, name), attempt)
+        if _contested(roots, name, number, value):
+            withdraw(taken, number)
+            return False
     except BaseException:
         withdraw(taken, number)
         raise
     return True
+
+
+def _contested(roots: list[Root], key_name: str, number: int, value: dict[str, Any]) -> bool:
+    """Whether another has claimed the same number in a root that did not exist when one of us listed them."""
+    for root in roots:
+        if _may_hold(root):
+            other = KeyDirectory(root.launches + "/" + key_name).read_claim(number)
+            if other is not None and other.get("guard") != value["guard"]:
+                return True
+    return False
+
+
+def _may_hold(root: Root) -> bool:
+    """A folder of ours; or one that did not exist when it was looked at, and may by now."""
+    return root.readable and (root.exists or root.usable)
 
 
 def withdraw(taken: list[KeyDirectory], number: int) -> None:

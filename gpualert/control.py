@@ -162,7 +162,7 @@ def stop_key(
     """
     roots = _roots(root)
     claim.check_readable(roots)
-    chosen = rundir.choose_among(roots)
+    chosen = rundir.meeting_place(roots) or rundir.choose_among(roots)
     name = key.directory_name
     until = time.monotonic() + 10.0
     while True:
@@ -297,7 +297,8 @@ def _all_runs(root: str | None) -> list[RunDirectory]:
                     except GpuAlertError:
                         continue
                     if value is not None and value.get("root") not in (None, r.path):
-                        continue  # it lives in another root, where it is found, too
+                        # It lives in a root that was configured for it alone; the claim knows which.
+                        run = KeyDirectory(f"{value['root']}/launches/{folder.name}").run_directory(number)
                 runs.setdefault(run.path, run)
     return list(runs.values())
 
@@ -364,6 +365,7 @@ def _remove(run: RunDirectory, root: str | None) -> None:
     shutil.rmtree(run.path, ignore_errors=True)
     if os.path.isdir(run.path):
         return
+    folder.discard(run.number)
     for r in _roots(root):
         if r.exists and r.readable:
             KeyDirectory(r.launches + "/" + folder.name).discard(run.number)

@@ -93,6 +93,7 @@ def launch(
     roots = rundir.find_roots(spec.root, environ)
     claim.check_readable(roots)
     chosen = rundir.choose_among(roots)
+    rundir.meeting_place(roots, environ)
     env = _child_environment(environ, cwd, {**spec.env, **secrets}, ())
     if shell.wants_unbuffered(spec):
         env.setdefault(b"PYTHONUNBUFFERED", b"1")
@@ -136,6 +137,7 @@ def launch(
         try:
             _, ready = _begin(plan, run, claim_it, prepare, take_back)
         except _Lost:
+            time.sleep(os.urandom(1)[0] / 10000.0)  # two that made way for each other do not meet again
             continue
         os.close(ready)
         return "launched", records.read(run.path)

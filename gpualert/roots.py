@@ -71,17 +71,18 @@ def expand_home(path: str, environ: Mapping[str, str]) -> str:
     return there.rstrip("/") + path[1:]
 
 
-def candidate_roots(configured: str | None, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The configured root, ``~/.local/state/gpualert``, ``/var/tmp/gpualert-<uid>``; in that order, without doubles."""
-    paths = []
-    chosen = configured or environ.get("GPUALERT_ROOT")
-    if chosen:
-        paths.append(expand_home(chosen, environ))
+def default_roots(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """``~/.local/state/gpualert`` and ``/var/tmp/gpualert-<uid>``: what all launches of one user have in common."""
     there = home(environ)
-    if there is not None:
-        paths.append(there.rstrip("/") + "/.local/state/gpualert")
-    paths.append(LAST_RESORT.format(uid=os.getuid()))
-    return list(dict.fromkeys(os.path.normpath(path) for path in paths))
+    paths = [] if there is None else [there.rstrip("/") + "/.local/state/gpualert"]
+    return [os.path.normpath(path) for path in [*paths, LAST_RESORT.format(uid=os.getuid())]]
+
+
+def candidate_roots(configured: str | None, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The configured root (else $GPUALERT_ROOT), then the default ones; in that order, without doubles."""
+    chosen = configured or environ.get("GPUALERT_ROOT")
+    first = [os.path.normpath(expand_home(chosen, environ))] if chosen else []
+    return list(dict.fromkeys([*first, *default_roots(environ)]))
 
 
 def examine_root(path: str) -> Root:
@@ -172,3 +173,21 @@ def choose_among(roots: list[Root]) -> Root:
     raise RunDirectoryError(
         "no place for run directories: " + "; ".join(f"{root.path}: {root.why}" for root in roots), "no_root"
     )
+
+
+def meeting_place(roots: list[Root], environ: Mapping[str, str] = os.environ) -> Root | None:
+    """
+    The first usable default root, created if need be: there launchers meet whose configured roots differ.
+
+    :return: None when none can be used.
+    """
+    defaults = default_roots(environ)
+    for root in roots:
+        if root.usable and root.path in defaults:
+            try:
+                create_root(root)
+                return root
+            except RunDirectoryError as error:
+                root.usable = False
+                root.why = str(error)
+    return None

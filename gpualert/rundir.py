@@ -29,10 +29,12 @@ from gpualert.roots import (
     choose_among,
     choose_root,
     create_root,
+    default_roots,
     examine_root,
     expand_home,
     find_roots,
     home,
+    meeting_place,
 )
 
 TYPE_CHECKING = False
@@ -60,6 +62,7 @@ __all__ = [
     "choose_among",
     "choose_root",
     "create_root",
+    "default_roots",
     "encode_json",
     "examine_root",
     "expand_home",
@@ -67,6 +70,7 @@ __all__ = [
     "home",
     "key_directories",
     "make_durable",
+    "meeting_place",
     "read_bytes",
     "read_json",
     "remove",

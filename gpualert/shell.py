@@ -47,7 +47,7 @@ MODULE_INITS = (
 )
 #: Programs that start one process per GPU and pass their lines on; unbuffered, those lines are torn.
 _MULTI_RANK = re.compile(
-    r"(?<![\w.-])(torchrun|accelerate|deepspeed|mpirun|mpiexec|orterun|srun|horovodrun|torch\.distributed\.(run|launch))(?![\w-])"
+    r"(?<![\w.-])(torchrun|accelerate|deepspeed|mpirun|mpiexec|orterun|srun|horovodrun|torch\.distributed\.(run|launch))(?![\w.-])"
 )
 
 # ``. "$0"``: the script's own messages then name command.sh and the right line.
@@ -216,7 +216,7 @@ fi
         # Old versions of modules end with 0 whatever happens; but then the list of what is loaded has not changed.
         lines.append(
             f"""\
-__gpualert_before=${{LOADEDMODULES-none}}
+__gpualert_before=${{LOADEDMODULES-}}
 module load {quote(name)} || {{ __gpualert_say "{_plain(name)} could not be loaded"; exit 1; }}
 case ":${{LOADEDMODULES-}}:" in
   *:{quote(name)}:* | *:{quote(name)}/*) ;;

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpualert import control, procfs, records, rundir
+from gpualert import control, procfs, records
 from gpualert.errors import Refused
 from gpualert.key import Attempt
 from gpualert.launch import launch
@@ -43,9 +43,6 @@ print(what, record.run_directory)
 def test_twenty_launch_at_once_and_one_child_runs(host: Host, tmp_path: Path, roots: str) -> None:
     """The claim decides, whatever root each would choose."""
     ran = tmp_path / "ran"
-    if roots == "different roots":
-        # what everybody has in common is there, as on any host where something has run before
-        rundir.create_root(rundir.examine_root(str(host.home / ".local/state/gpualert")))
     read, write = os.pipe()
     racers = []
     for number in range(20):
@@ -154,6 +151,18 @@ def test_a_launch_in_another_root_is_seen(host: Host, tmp_path: Path) -> None:
     what, found = launch(key, Attempt(2, "b"), LaunchSpec(["true"], root=str(tmp_path / "new")), {}, 0)
 
     assert (what, found.run_directory) == ("existing", record.run_directory)
+    assert [r.launch_id for r in control.list_launches()] == [record.launch_id]
+    stop(record)
+
+
+def test_a_root_configured_for_one_attempt_alone_is_no_hiding_place(host: Host, tmp_path: Path) -> None:
+    """The DAG was edited between two tries: the new root knows nothing of the old one, the default root of both."""
+    key = host.key()
+    record = host.launch(["sleep", "600"], key=key, attempt=Attempt(1, "a"), root=str(tmp_path / "old"))
+    what, found = launch(key, Attempt(2, "b"), LaunchSpec(["true"], root=str(tmp_path / "new")), {}, 0)
+
+    assert (what, found.run_directory) == ("existing", record.run_directory)
+    assert control.inspect(key=key).state is RunState.RUNNING
     assert [r.launch_id for r in control.list_launches()] == [record.launch_id]
     stop(record)
 
