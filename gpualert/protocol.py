@@ -15,8 +15,11 @@ from typing import Any, Mapping, NoReturn, Union
 
 from gpualert import archive, bootstrap
 from gpualert.errors import GpuAlertError, InvalidSpec, ProtocolError
-from gpualert.key import Attempt, LaunchKey
-from gpualert.spec import LaunchSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # the host imports this at every connection, and needs neither before a launch
+    from gpualert.key import Attempt, LaunchKey
+    from gpualert.spec import LaunchSpec
 
 #: Versions of the frames' meaning that this end speaks, oldest and newest.
 PROTOCOL_VERSIONS = (1, 1)

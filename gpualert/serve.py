@@ -6,9 +6,8 @@ channel is no failure at all.
 
 from __future__ import annotations
 
+import _signal
 import os
-import signal
-import socket
 import sys
 from typing import Any, Callable, Iterator, Mapping
 
@@ -203,7 +202,7 @@ class Server:
                 "python": {"executable": sys.executable, "version": sys.version.split()[0]},
                 "machine_id": procfs.machine_id(),
                 "boot_id": procfs.boot_id(),
-                "hostname": socket.gethostname(),
+                "hostname": os.uname().nodename,
                 "user": _user(),
                 "roots": self._roots(),
                 "warnings": warnings,
@@ -386,8 +385,8 @@ def main(
     """
     # A hang-up of the terminal or session says nothing that the end of stdin does not say, and must not cut a launch in
     # two.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    _signal.signal(_signal.SIGHUP, _signal.SIG_IGN)
+    _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
     settings = settings or {}
     known = dict(facts or {})
     oldest, newest = settings.get("protocol") or PROTOCOL_VERSIONS
