@@ -71,6 +71,16 @@ class Life:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.rig.everything(self.name, self.run, 'train')}") from None
 
+    def wait_followed(self, try_number: int = 1) -> None:
+        """Wait until the triggerer has the task: a trigger that has not started yet cannot notice anything."""
+        self.wait("deferred", try_number=try_number)
+        wait_until(
+            lambda: re.search(r"trigger \S+ \(ID \d+\) starting\n(.*\n)*.* step ", self.log(try_number)),
+            120,
+            lambda: f"the triggerer follows; so far: {self.log(try_number)[-2000:]}",
+            interval_s=0.5,
+        )
+
     def log(self, try_number: int = 1) -> str:
         return self.rig.log(self.name, self.run, "train", try_number)
 
@@ -107,7 +117,7 @@ def assert_only_once(life: Life) -> None:
 def test_clear_while_deferred_stops_and_relaunches(rig):
     """Exactly one is alive at any time: the first is gone before the second begins."""
     life = Life(rig, "cleared")
-    life.wait("deferred")
+    life.wait_followed()
     first = life.training.wait_started()
 
     rig.api.clear(life.name, life.run, ["train"])
@@ -115,7 +125,7 @@ def test_clear_while_deferred_stops_and_relaunches(rig):
     second = life.training.wait_started(2, deadline_s=120)
     assert life.training.stopped == [first]
     assert life.training.alive == [second]
-    life.wait("deferred", try_number=2)
+    life.wait_followed(2)
     assert [entry.get("stop_asked") for entry in life.ledger] == [True, False]
     assert "cleared by a user" in life.log(2)
     rig.api.mark(life.name, life.run, "train", "failed")
@@ -127,7 +137,7 @@ def test_mark_failed_stops_the_training(rig, name):
     """Deferred or still on the worker: the host stops it, and nothing of it is left."""
     life = Life(rig, name)
     pid = life.training.wait_started()
-    life.wait("deferred" if name == "marked" else "running")
+    life.wait_followed() if name == "marked" else life.wait("running")
 
     rig.api.mark(life.name, life.run, "train", "failed")
 
