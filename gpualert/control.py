@@ -326,7 +326,7 @@ def clean(
         size = _size(record.run_directory)
         kept_bytes += size
         kept_count += 1
-        if record.state.ended:
+        if record.state.ended and not _being_wound_up(record):
             ended.append((record.ended_at or _last_change(record) or record.created_at, size, record))
     removed = []
     for ended_at, size, record in sorted(ended, key=lambda item: item[0]):
@@ -355,6 +355,13 @@ def clean(
         if not dry_run:
             _remove(RunDirectory(record.run_directory), root)
     return removed
+
+
+def _being_wound_up(record: RunRecord) -> bool:
+    """Its keepers are still at work: ending what was left of the tree, or judging the log."""
+    started = RunDirectory(record.run_directory).read_started() or {}
+    keepers = [procfs.ProcessIdentity.from_json(started[name]) for name in ("supervisor", "guard") if name in started]
+    return any(procfs.alive(keeper) is True for keeper in keepers)
 
 
 def _remove(run: RunDirectory, root: str | None) -> None:

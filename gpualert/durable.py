@@ -143,17 +143,22 @@ def _temporary(path: str) -> str:
 
 def write_file(path: str, data: bytes) -> None:
     """
-    A new file of mode 0600, or the old one emptied and filled. For files that nobody looks at before another file
-    exists.
+    A new file of mode 0600, or the old one emptied and filled. For files that nobody looks at before another file exists.
+
+    :raises RunDirectoryError: the disk would not.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            _write_all(descriptor, data)
-        finally:
-            os.close(descriptor)
+        _write(path, data)
     except OSError as error:
         raise trouble(path, "write", error) from error
+
+
+def _write(path: str, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        _write_all(descriptor, data)
+    finally:
+        os.close(descriptor)
 
 
 def write_once(path: str, data: bytes, durable: bool = True, reserve: str | None = None) -> bool:
@@ -174,7 +179,7 @@ def write_once(path: str, data: bytes, durable: bool = True, reserve: str | None
     temporary = _temporary(path)
     try:
         if reserve is None or not _fill_reserve(reserve, temporary, data):
-            write_file(temporary, data)
+            _write(temporary, data)
         made = _link(temporary, path)
     except OSError as error:
         raise trouble(path, "write", error) from error
@@ -226,14 +231,11 @@ def replace(path: str, data: bytes, durable: bool = False) -> None:
     """
     temporary = _temporary(path)
     try:
-        write_file(temporary, data)
+        _write(temporary, data)
         os.rename(temporary, path)
     except OSError as error:
         remove(temporary)
         raise trouble(path, "write", error) from error
-    except RunDirectoryError:
-        remove(temporary)
-        raise
     if durable:
         make_durable([path, os.path.dirname(path)])
 

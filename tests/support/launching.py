@@ -80,6 +80,13 @@ class Host:
     def run(self, command: str | list[str], **options: Any) -> RunRecord:
         return self.end(self.launch(command, **options))
 
+    def finish(self, command: str | list[str], **options: Any) -> RunRecord:
+        """Run it, and wait until its keepers have gone, too."""
+        record = self.run(command, **options)
+        keepers = [procfs.ProcessIdentity.from_json(self.started(record)[who]) for who in ("supervisor", "guard")]
+        wait_until(lambda: not any(map(procfs.alive, keepers)), deadline_s=20, what="the keepers to end")
+        return records.read(record.run_directory)
+
     def log(self, record: RunRecord) -> bytes:
         return Path(record.log_path).read_bytes()
 
