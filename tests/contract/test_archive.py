@@ -5,17 +5,27 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpualert import archive, protocol
+from gpualert.key import Attempt, LaunchKey
+from gpualert.spec import LaunchSpec
 from tests.support import needs
 from tests.support.sshd import Account, SshHost
 from tests.support.talk import Talk
 
 VERSIONS = ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13")
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims stand in every root of the account; a test must not touch anybody's home."""
+    (tmp_path / "own").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "own"))
 
 
 def shelf(root: Path) -> Path:
@@ -61,7 +71,7 @@ def test_the_first_request_arrives_although_the_archive_was_missing(tmp_path: Pa
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_supported_python_runs_it(version: str, tmp_path: Path) -> None:
-    """Placed, found again, and able to answer a request that imports a good part of it."""
+    """Placed, found again, and able to carry a training from its launch to its verdict."""
     python = needs.interpreter(version)
     for placed in (True, False):
         with Talk.over_shell(root=str(tmp_path / "root"), remote_python=python) as talk:
@@ -69,21 +79,39 @@ def test_every_supported_python_runs_it(version: str, tmp_path: Path) -> None:
             assert hello["placed"] is placed
             assert hello["python"]["version"].startswith(version + ".")
             assert hello["digest"] == archive.build().digest
+            key = LaunchKey([os.urandom(8).hex()], "task")
+            spec = LaunchSpec("echo before; python3 -c 'import nothing_of_that_name'")
+            record = talk.ask(protocol.launch_request(key, Attempt(1, "1"), spec), "launched").header["record"]
+            logs, ended = talk.follow_to_end(protocol.follow_request(record["launch_id"]))
+            assert logs[0].payload.startswith(b"before\n")
+            assert ended.header["outcome"]["failure_class"] == "missing_module", ended.header
+            assert ended.header["outcome"]["versions"]["python"].startswith(version + ".")
             assert talk.ask(protocol.doctor_request(), "findings").header["more"] is False
             assert talk.hang_up() == 0
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_every_supported_python_builds_the_same_archive(version: str, tmp_path: Path) -> None:
+def test_the_packed_archive_runs_by_itself(tmp_path: Path) -> None:
+    """As one file, on a host where nothing is unpacked."""
+    packed = tmp_path / "gpualert.pyz"
+    packed.write_bytes(archive.build().data)
+    conversation = protocol.Conversation(local=True, root=str(tmp_path / "root"))
+    command = [sys.executable, "-I", str(packed), *conversation.local_arguments[2:]]
+    with Talk(command, conversation) as talk:
+        talk.hello()
+        assert talk.ask(protocol.list_request(), "launches").header["launches"] == []
+
+
+def test_every_supported_python_builds_the_same_archive(tmp_path: Path) -> None:
     """A worker and a triggerer of different Pythons share what is on the host."""
-    done = subprocess.run(
-        [needs.interpreter(version), "-c", "from gpualert import archive; print(archive.build().digest)"],
-        cwd=Path(archive.__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == archive.build().digest
+    shutil.copytree(Path(archive.__file__).parent, tmp_path / "gpualert", ignore=shutil.ignore_patterns("__pycache__"))
+    program = "from gpualert import archive; print(archive.build().digest)"
+
+    def digest(python: str) -> str:
+        done = subprocess.run([python, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    found = {version: digest(needs.interpreter(version)) for version in VERSIONS}
+    assert len(set(found.values())) == 1, found
 
 
 def cut_a_file(folder: Path) -> None:
