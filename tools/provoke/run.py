@@ -32,6 +32,10 @@ MODULES = {
     "transformers": "transformers",
     "datasets": "datasets",
     "hub": "huggingface_hub",
+    "tensorflow": "tensorflow",
+    "keras": "keras",
+    "ray": "ray",
+    "deepspeed": "deepspeed",
 }
 MODULES.update(
     {name: name for name in ("accelerate", "click", "pandas", "PIL", "tqdm", "safetensors", "numpy", "lightning")}

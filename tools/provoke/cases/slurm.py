@@ -23,4 +23,9 @@ CASES = [
     slurm_job("slurm-time-limit", "scontrol update jobid=$J EndTime=now+2", LONG),
     slurm_job("slurm-scancel", "scancel $J", LONG),
     slurm_job("slurm-over-memory", ":", MEMORY),
+    slurm_job("slurm-requeue", "scontrol requeue $J; sleep 3; scancel $J", LONG),
+    # The pid namespace keeps pkill inside the sandbox.
+    slurm_job(
+        "slurm-node-daemon-killed", "kill -9 $(cat $B/slurmd-n1.pid); pkill -9 slurmstepd", LONG, "-w n1 --no-requeue"
+    ),
 ]
