@@ -251,6 +251,7 @@ def test_the_childs_signals_are_not_pythons(host: Host) -> None:
         signal.signal(signal.SIGHUP, before)
     lines = dict(line.split(":\t", 1) for line in host.log(record).decode().splitlines())
 
-    assert {name: lines[name] for name in ("SigBlk", "SigIgn", "SigCgt")} == dict.fromkeys(
-        ("SigBlk", "SigIgn", "SigCgt"), "0" * 16
-    )
+    # 32 and 33 belong to the C library, which lets nobody change them; GNU make hands them on ignored.
+    of_libc = 1 << 31 | 1 << 32
+    masks = {name: int(lines[name], 16) & ~of_libc for name in ("SigBlk", "SigIgn", "SigCgt")}
+    assert masks == {"SigBlk": 0, "SigIgn": 0, "SigCgt": 0}
