@@ -32,6 +32,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if not __package__:  # the folder itself was executed: its modules must not pass for top-level ones
-        sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if not __package__:  # executed as a folder or a file: its modules must not pass for top-level ones
+        folder = os.path.dirname(os.path.abspath(__file__))
+        sys.path[:] = [os.path.dirname(folder), *(path for path in sys.path if os.path.abspath(path) != folder)]
     sys.exit(main())
