@@ -163,7 +163,7 @@ class _Judge:
             return None
         kernel = [str(line) for line in seen.get("kernel_lines") or ()]
         for line in kernel:
-            for name in self.rules.match(range(len(self.rules.rows)), line, False)[:1]:
+            for name in self.rules.match(range(len(self.rules.rows)), line, False)[0][:1]:
                 row = self.rules[name]
                 if row.failure_class in (_C.OOM_KILLER, _C.GPU_HARDWARE, _C.NODE_FAILURE):
                     return self._build(

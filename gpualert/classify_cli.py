@@ -25,11 +25,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ended.add_argument("--exit-code", type=int, metavar="N", help="exit code of the command, 0 to 255")
     ended.add_argument("--signal", metavar="NAME", help="signal that ended it, such as SIGKILL or 9")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, in the order of the files")
-    parser.add_argument("--explain", action="store_true", help="also what followed, what else was considered, and why not")
+    parser.add_argument(
+        "--explain", action="store_true", help="also what followed, what else was considered, and why not"
+    )
     parser.add_argument("--together", action="store_true", help="the files are ranks of one job: one verdict")
     parser.add_argument("--rules", metavar="FILE", help="your own rules, TOML or compiled JSON")
     parser.add_argument(
-        "--labels", metavar="FILE", help="JSON lines with id or path, exit_code and signal: how each file's command ended"
+        "--labels",
+        metavar="FILE",
+        help="JSON lines with id or path, exit_code and signal: how each file's command ended",
     )
 
 
@@ -118,10 +122,15 @@ def _read_labels(path: str) -> Mapping[str, Exit]:
                     entry: Mapping[str, Any] = json.loads(line)
                     code = entry.get("exit_code")
                     # A shell's 128+N and a signal often stand together: the code is what the launcher saw.
-                    end = (None if code is None else int(code), None if code is not None else _signal_number(entry.get("signal")))
+                    end = (
+                        None if code is None else int(code),
+                        None if code is not None else _signal_number(entry.get("signal")),
+                    )
                     names = [str(entry[key]) for key in ("id", "path") if entry.get(key) is not None]
                 except (ValueError, AttributeError, TypeError) as error:
-                    raise ValueError(f"{path}:{number}: expected a JSON object with id, exit_code, signal: {error}") from None
+                    raise ValueError(
+                        f"{path}:{number}: expected a JSON object with id, exit_code, signal: {error}"
+                    ) from None
                 if not names:
                     raise ValueError(f"{path}:{number}: expected a key 'id' or 'path', found {sorted(entry)}")
                 for name in names:
@@ -145,7 +154,7 @@ def _end_of(name: str, ends: Mapping[str, Exit], common: Exit) -> Exit:
 
 def _show(name: str, verdict: Classification, args: argparse.Namespace, many: bool) -> None:
     if args.json:
-        value = dict(file=name, **verdict.to_json())
+        value = {"schema_version": 1, "file": name, **verdict.to_json()}
         print(json.dumps(value, ensure_ascii=False))
         return
     if many:

@@ -61,7 +61,7 @@ def _plain_or_gzip(stream: IO[bytes], name: Any) -> Iterator[bytes]:
             return
     except OSError as error:
         raise LogUnreadable(f"{name}: expected a readable log, found: {error.strerror}") from error
-    unpacked = gzip.GzipFile(fileobj=_Joined(first, stream))  # type: ignore[arg-type]
+    unpacked = gzip.GzipFile(fileobj=_Joined(first, stream))  # type: ignore[call-overload]
     while True:
         try:
             data = unpacked.read1(_CHUNK_BYTES)
@@ -136,9 +136,7 @@ def classify_together(
         for source, verdict in judged
         if source != chosen_source and verdict.failure_class is not chosen.failure_class
     )
-    echoes = tuple(
-        verdict.root for source, verdict in judged if source != chosen_source and verdict.root is not None
-    )
+    echoes = tuple(verdict.root for source, verdict in judged if source != chosen_source and verdict.root is not None)
     return replace(chosen, alternatives=(others + chosen.alternatives)[:6], cascade=(chosen.cascade + echoes)[:6])
 
 

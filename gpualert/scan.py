@@ -1,8 +1,8 @@
 """One pass over a log, as it grows or afterwards: fast, in flat memory, whatever the bytes are.
 
-A training log repeats itself. Every line is folded (letters lowered, digits dropped), and a folded form that was seen
-before and held no word of interest is never looked at again: it costs one set lookup. Only what is new is searched for
-a few dozen stems; only lines with a stem are decoded and shown to the rules. So the price of a rule does not depend on
+A training log repeats itself. Every line is folded (its digits are dropped), and a folded form that was seen
+before and held no word of interest is never looked at again: it costs one set lookup. What is new is cut into tokens,
+and a token is compared with the rules' words once; only lines with such a token are decoded and shown to the rules. So the price of a rule does not depend on
 the size of the log, and what is slow never sees more than a small part of it.
 
 What a scan finds is a function of the bytes alone, not of how they were cut into chunks.
@@ -22,18 +22,19 @@ from gpualert.tracebacks import TracebackParser
 #: Bytes looked at together; also the length at which a line without end is cut.
 WINDOW_BYTES = 1 << 18
 #: Bytes of a line that the rules see; a longer one is seen from its start.
-_LINE_BYTES = 1 << 14
+_LINE_BYTES = 1 << 12
 _TAIL_BYTES = 1 << 13
 _CACHE_FORMS = 30_000
+_CACHE_TOKENS = 100_000
+#: A token is what stands between blanks; of a longer one only the start is looked at for words.
+_TOKEN_BYTES = 2000
 #: A folded form longer than this is not remembered, so that the cache stays small in bytes too.
 _CACHE_FORM_BYTES = 600
 _KEEP_FIRST = 6
 _KEEP_LAST = 3
 _MAX_TEXT = 1000
 
-_FOLD = bytearray(bytes(range(256)).lower())
-_FOLD[13] = 10  # a carriage return ends a segment as a newline does
-_FOLD_TABLE = bytes(_FOLD)
+#: Digits go; a carriage return ends a segment as a newline does. Letters keep their case: patterns may depend on it.
 _DROPPED = b"0123456789\0"
 _CR_TO_LF = bytes.maketrans(b"\r", b"\n")
 
@@ -108,6 +109,9 @@ class Scanner:
         self._cold: set[bytes] = set()
         self._advancing: set[bytes] = set()
         self._hot: dict[bytes, tuple[int, ...]] = {}
+        self._full: dict[bytes, tuple[int, ...]] = {}
+        self._mute: set[bytes] = set()
+        self._speaking: dict[bytes, tuple[int, ...]] = {}
 
     @property
     def offset_bytes(self) -> int:
@@ -223,7 +227,7 @@ class Scanner:
 
     def _block(self, raw: bytes) -> None:
         """Look at complete segments (lines, or pieces of one that carriage returns or sheer length divide)."""
-        folded = raw.translate(_FOLD_TABLE, _DROPPED)
+        folded = raw.translate(_CR_TO_LF, _DROPPED)
         forms = folded.split(b"\n")
         if raw[-1] in b"\r\n":
             forms.pop()
@@ -244,34 +248,51 @@ class Scanner:
         else:
             self._newlines += len(forms) - (raw[-1] != 10)
         self._tail = raw[-_TAIL_BYTES:] if len(raw) >= _TAIL_BYTES else (self._tail + raw)[-_TAIL_BYTES:]
-        if len(self._cold) > _CACHE_FORMS or len(self._hot) > _CACHE_FORMS:
+        if max(len(self._cold), len(self._hot), len(self._advancing)) > _CACHE_FORMS:
             self._cold = set()
             self._advancing = set()
             self._hot = {}
 
     def _sort_out(self, unseen: set[bytes]) -> dict[bytes, tuple[int, ...]]:
-        """Divide forms not known to be cold: which hold a stem (with the rules to try), which show progress."""
+        """Divide forms not known to be cold: which interest a rule (and which rules), which show progress."""
         known = self._hot
-        hot: dict[bytes, tuple[int, ...]] = {}
-        if known:
-            for form in unseen.intersection(known):
-                hot[form] = known[form]
-            unseen = unseen.difference(hot)
-        fresh = list(unseen)
-        blob = b"\n".join(fresh)
-        suspects = _lines_with(blob, self.rules.stems)
-        for form in suspects:
-            rules = self.rules.candidates(form)
-            if rules is not None:
-                hot[form] = rules
-                if len(form) <= _CACHE_FORM_BYTES:
-                    known[form] = rules
-        for form in _lines_with(blob, PROGRESS_STEMS):
-            if is_progress(form):
-                self._advancing.add(form)
-        if len(blob) > 4 * WINDOW_BYTES or any(len(form) > _CACHE_FORM_BYTES for form in fresh):
-            fresh = [form for form in fresh if len(form) <= _CACHE_FORM_BYTES]
-        self._cold.update(form for form in fresh if form not in hot)
+        hot = {form: known[form] for form in unseen.intersection(known)} if known else {}
+        fresh = unseen.difference(hot) if hot else unseen
+        blob = b"\n".join(fresh).lower()
+        tokens = set(blob.split())
+        speaking = self._speaking
+        unheard = tokens.difference(self._mute)
+        unheard.difference_update(speaking)
+        for token in unheard:
+            rows = self.rules.rows_of_token(token[:_TOKEN_BYTES])
+            if rows is None:
+                if len(token) <= _TOKEN_BYTES:
+                    self._mute.add(token)
+            else:
+                speaking[token] = rows
+        heard = tokens.intersection(speaking)
+        if heard:
+            for form in fresh:
+                lowered = form.lower()
+                spoken = heard.intersection(lowered.split())
+                if not spoken:
+                    continue
+                named = {index for token in spoken for index in speaking[token]}
+                rules = self.rules.candidates(lowered, named)
+                if rules is not None:
+                    hot[form] = rules
+                    if len(form) <= _CACHE_FORM_BYTES:
+                        known[form] = rules
+        # An advancing line is recognised by a form that looks so: a few stems, then a pattern.
+        if any(stem in blob for stem in PROGRESS_STEMS):
+            for form in fresh:
+                lowered = form.lower()
+                if any(stem in lowered for stem in PROGRESS_STEMS) and is_progress(lowered):
+                    self._advancing.add(form)
+        self._cold.update(form for form in fresh if len(form) <= _CACHE_FORM_BYTES and form not in hot)
+        if len(self._mute) + len(speaking) > _CACHE_TOKENS:
+            self._mute = set()
+            self._speaking = {}
         return hot
 
     def _walk(self, raw: bytes, forms: Sequence[bytes], hot: Mapping[bytes, tuple[int, ...]]) -> None:
@@ -309,28 +330,72 @@ class Scanner:
                     progress += sum(map(advancing.__contains__, islice(forms, at, here)))
                 offset += span
                 at = here
-            self._look(segments[here], newlines + 1, base + offset, progress, hot.get(forms[here], ()))
+            form = forms[here]
+            rows = hot.get(form, ())
+            if self._parser.wants_lines and form:
+                # Inside a traceback a line may mean what it does not mean elsewhere: ask for all rows again.
+                rows = self._all_rows(form)
+            spent = self._look(segments[here], newlines + 1, base + offset, progress, rows)
+            if spent:
+                self._cool(form, spent, hot)
             index = here + 1
+
+    def _all_rows(self, form: bytes) -> tuple[int, ...]:
+        rows = self._full.get(form)
+        if rows is None:
+            rows = self.rules.candidates_of_line(form.lower()) or ()
+            if len(self._full) > _CACHE_FORMS:
+                self._full = {}
+            if len(form) <= _CACHE_FORM_BYTES:
+                self._full[form] = rows
+        return rows
+
+    def _cool(self, form: bytes, spent: Collection[int], hot: dict[bytes, tuple[int, ...]]) -> None:
+        """Rows that can never match a line of this form, whatever its digits, are not tried on the next one."""
+        rows = hot.get(form)
+        if not rows or len(form) > _CACHE_FORM_BYTES:
+            return
+        left = tuple(index for index in rows if index not in spent)
+        if left or self.rules.opens_traceback(form.lower()):
+            hot[form] = self._hot[form] = left
+        else:
+            del hot[form]
+            self._hot.pop(form, None)
+            self._cold.add(form)
 
     # -- the careful part ----------------------------------------------------------------------------------------
 
-    def _look(self, raw: bytes, number: int, offset: int, progress: int, candidates: tuple[int, ...]) -> None:
-        text = clean(raw[:_LINE_BYTES])
+    def _look(
+        self, raw: bytes, number: int, offset: int, progress: int, candidates: tuple[int, ...]
+    ) -> Collection[int]:
+        """
+        Decode a line and show it to the traceback parser and to rules.
+
+        :return: the rules that no line of the same form can match.
+        """
+        text = clean(raw if len(raw) <= _LINE_BYTES else self._part_of(raw, candidates))
         if not text:
             if self._parser.wants_lines:
                 self._parser.see(split(""), number, offset, None, progress)
-            return
+            return ()
         line = split(text)
         rank = rank_of(line)
         trace = self._parser.see(line, number, offset, rank, progress)
         if not candidates or (trace is not None and trace["id"] == -1):
-            return
-        matched = self.rules.match(candidates, text, trace is not None)
-        if not matched:
-            return
-        level = level_of(text)
-        for name in matched:
-            self._note(name, number, offset, rank, text, progress, trace, level)
+            return ()
+        matched, spent = self.rules.match(candidates, text, trace is not None)
+        if matched:
+            level = level_of(text)
+            for name in matched:
+                self._note(name, number, offset, rank, text, progress, trace, level)
+        return () if trace is not None else spent
+
+    def _part_of(self, raw: bytes, candidates: tuple[int, ...]) -> bytes:
+        """Of a very long line, the part around the first word that a rule looks for; its start where there is none."""
+        lowered = raw.lower()
+        places = [place for index in candidates for place in self.rules.places(index, lowered)]
+        start = max(0, min(places, default=0) - _LINE_BYTES // 4)
+        return raw[start : start + _LINE_BYTES]
 
     def _note(
         self,
@@ -382,18 +447,3 @@ class Scanner:
             number += 1
             offset += len(part) + 1
         return tuple(found[-40:])
-
-
-def _lines_with(blob: bytes, stems: Sequence[bytes]) -> set[bytes]:
-    """The lines of a blob that hold one of the stems."""
-    found: set[bytes] = set()
-    for stem in stems:
-        position = blob.find(stem)
-        while position >= 0:
-            start = blob.rfind(b"\n", 0, position) + 1
-            end = blob.find(b"\n", position)
-            if end < 0:
-                end = len(blob)
-            found.add(blob[start:end])
-            position = blob.find(stem, end)
-    return found

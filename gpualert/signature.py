@@ -61,25 +61,30 @@ class Signature(NamedTuple):
 class RuleSet:
     """The rows in the order in which they are asked, ready to be searched for.
 
+    Each of a row's words is represented by its longest piece without blanks. A token of the log (what stands between
+    blanks) is compared with the pieces once, ever; a line is of interest when one of its tokens is.
+
     :param rows: earlier rows are more specific; on one line the first cause wins.
-    :param stems: byte strings so that each word of each row holds at least one of them.
     """
 
-    def __init__(self, rows: Sequence[Signature], stems: Sequence[bytes] | None = None) -> None:
+    def __init__(self, rows: Sequence[Signature]) -> None:
         self.rows = tuple(rows)
         self._by_name = {row.name: index for index, row in enumerate(self.rows)}
-        self._words: tuple[tuple[bytes, ...], ...] = tuple(
-            tuple(fold_word(word) for word in row.words) for row in self.rows
-        )
-        self.stems = tuple(stems) if stems is not None else stems_for(self._words)
-        self._by_stem: dict[bytes, tuple[int, ...]] = {}
-        by_stem: dict[bytes, list[int]] = {stem: [] for stem in self.stems}
-        for index, words in enumerate(self._words):
-            for stem in self.stems:
-                if any(stem in word for word in words):
-                    by_stem[stem].append(index)
-        self._by_stem = {stem: tuple(indexes) for stem, indexes in by_stem.items()}
+        self._words = tuple(tuple(fold_word(word) for word in row.words) for row in self.rows)
+        pieces: dict[bytes, set[int]] = {mark: set() for mark in _TRACEBACK_PIECES}
+        always: list[int] = []
+        for index, row in enumerate(self.rows):
+            if row.role is Role.BENIGN:
+                # It only speaks on lines that interest another row.
+                always.append(index)
+                continue
+            for word in self._words[index]:
+                pieces.setdefault(piece_of(word), set()).add(index)
+        self._pieces = {piece: tuple(sorted(indexes)) for piece, indexes in pieces.items() if piece}
+        self._any_piece = re.compile(b"|".join(re.escape(piece) for piece in sorted(self._pieces, key=len)))
+        self._benign = tuple(always)
         self._patterns: dict[int, Pattern[str]] = {}
+        self._digits: dict[int, bool] = {}
 
     def __getitem__(self, name: str) -> Signature:
         return self.rows[self._by_name[name]]
@@ -98,17 +103,35 @@ class RuleSet:
         text = repr([(row.name, row.words, row.pattern, row.role.value) for row in self.rows])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def candidates(self, form: bytes) -> tuple[int, ...] | None:
-        """Rows that a folded line may match; None when it is of no interest, () when only a traceback's reader wants it."""
-        found = set()
-        for stem, indexes in self._by_stem.items():
-            if stem in form:
-                for index in indexes:
-                    if index not in found and any(word in form for word in self._words[index]):
-                        found.add(index)
+    def rows_of_token(self, token: bytes) -> tuple[int, ...] | None:
+        """Rows that a folded line with this token may match; None when the token is of no interest."""
+        if self._any_piece.search(token) is None:
+            return None
+        found: set[int] = set()
+        for piece, indexes in self._pieces.items():
+            if piece in token:
+                found.update(indexes)
+        return tuple(found)
+
+    def candidates(self, form: bytes, rows: Iterable[int]) -> tuple[int, ...] | None:
+        """
+        Rows that a folded line may match, out of those that its tokens speak for.
+
+        :return: None when the line is of no interest, () when only a traceback's reader wants it.
+        """
+        words = self._words
+        found = [index for index in rows if any(word in form for word in words[index])]
         if found:
+            found.extend(index for index in self._benign if any(word in form for word in words[index]))
             return tuple(sorted(found))
-        return () if any(mark in form for mark in TRACEBACK_MARKS) else None
+        return () if self.opens_traceback(form) else None
+
+    def candidates_of_line(self, form: bytes) -> tuple[int, ...] | None:
+        """``candidates`` for a line by itself."""
+        rows: set[int] = set()
+        for token in form.split():
+            rows.update(self.rows_of_token(token) or ())
+        return self.candidates(form, rows)
 
     def pattern(self, index: int) -> Pattern[str]:
         """The row's pattern, compiled when it is first needed: most runs need few of them."""
@@ -117,29 +140,63 @@ class RuleSet:
             compiled = self._patterns[index] = re.compile(self.rows[index].pattern)
         return compiled
 
-    def match(self, candidates: Iterable[int], text: str, in_exception: bool) -> list[str]:
+    def match(self, candidates: Iterable[int], text: str, in_exception: bool) -> tuple[list[str], list[int]]:
         """
-        Names of the rows that match a line, in order.
+        Show a line to rows.
 
         A benign row hides the causes on its line. An exception's own message is believed, whatever advice on retrying
         it carries: there, only habits of the software hide anything.
+
+        :return: names of the rows that match, in order; and the rows of which it is clear that no line with the same
+            words matches them, whatever numbers it holds.
         """
         found: list[str] = []
+        spent: list[int] = []
+        candidates = tuple(candidates)
         for index in candidates:
             row = self.rows[index]
             if in_exception and row.role is Role.BENIGN and not row.name.startswith("habit."):
                 continue
-            if self.pattern(index).search(text) is not None:
-                if row.role is Role.BENIGN:
-                    return [row.name]
+            if self.pattern(index).search(text) is None:
+                if not self._reads_digits(index):
+                    spent.append(index)
+            elif row.role is Role.BENIGN:
+                return [row.name], list(candidates) if not self._reads_digits(index) else spent
+            else:
                 found.append(row.name)
                 if len(found) >= 6:
                     break
-        return found
+        return found, spent
+
+    def _reads_digits(self, index: int) -> bool:
+        known = self._digits.get(index)
+        if known is None:
+            known = self._digits[index] = reads_digits(self.rows[index].pattern)
+        return known
+
+    def places(self, index: int, lowered: bytes) -> list[int]:
+        """Where a row's words stand in a line in lower case, as far as they hold no digits."""
+        return [place for place in (lowered.find(word) for word in self._words[index]) if place >= 0]
+
+    @staticmethod
+    def opens_traceback(form: bytes) -> bool:
+        """Whether the traceback parser wants to see a folded line in lower case."""
+        return any(mark in form for mark in TRACEBACK_MARKS)
+
+
+_QUANTIFIER = re.compile(r"\{\d*,?\d*\}")
+_ESCAPED_DIGIT = re.compile(r"\\[dbB]|[0-9]")
+
+
+def reads_digits(pattern: str) -> bool:
+    """Whether numbers in a line can decide about a match. Bounds such as ``{0,80}`` are not counted."""
+    bare = _QUANTIFIER.sub("", pattern)
+    return any(found.group(0) not in ("\\b", "\\B") for found in _ESCAPED_DIGIT.finditer(bare))
 
 
 #: What opens a traceback for its reader.
 TRACEBACK_MARKS = (b"traceback (most recent", b'  file "')
+_TRACEBACK_PIECES = (b"traceback", b"file")
 
 _DIGITS = re.compile("[0-9]")
 
@@ -149,14 +206,9 @@ def fold_word(word: str) -> bytes:
     return _DIGITS.sub("", word.lower()).encode()
 
 
-def stems_for(words_of_rows: Sequence[Sequence[bytes]]) -> tuple[bytes, ...]:
-    """Stems for rows that are not in the table (a user's): the built-in ones where they serve, else the word itself."""
-    stems = list(STEMS)
-    for words in words_of_rows:
-        for word in words:
-            if not any(stem in word for stem in stems):
-                stems.append(word)
-    return tuple(stems)
+def piece_of(word: bytes) -> bytes:
+    """The longest piece of a folded word without blanks: what a token of the log must hold."""
+    return max(word.split(), key=len, default=b"")
 
 
 def default_rules() -> RuleSet:
@@ -170,19 +222,3 @@ def default_rules() -> RuleSet:
 
 
 _DEFAULT: RuleSet | None = None
-
-#: Every word of every row holds one of these; lines without any of them are never decoded. Few, because each costs
-#: one search through everything that is new in a log.
-STEMS: tuple[bytes, ...] = tuple(
-    stem.encode()
-    for stem in (
-        "error", "exception", "fail", "kill", "nan", "cannot", "can't", "unable", "not ", "no such", "denied", "memory",
-        "exhaust", "xid", "signal", "time", "abort", "cancel", "preempt", "traceback", 'file "', "usage", "assert",
-        "warn", "match", "fault", "corrupt", "truncat", "invalid", "lost", "refused", "reach", "quota", "limit",
-        "terminat", "evict", "stale", "slow", "throttl", "hang", "stuck", "stall", "interrupt", "undefined", "missing",
-        "unexpected", "core dump", "oom", "expected", "unsupported", "must ", "unrecognized", "incompatib", "nvml",
-        "mat1", "shm", "is too ", "exit", "retry", "complet", "finish", "done", "previous", "already in use", "no cuda",
-        "no module", "shape", "divi", "insufficient", "crash", "no output", "node", "resum", "no progress", "ancdata",
-        "is not", "cuda", "cannon", "died", "dead", "inf ",
-    )
-)  # fmt: skip

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gpualert.signature import Role, RuleSet, Signature, fold_word
+from gpualert.signature import Role, RuleSet, Signature, fold_word, piece_of
 
 if sys.version_info >= (3, 11):
     from re import _constants as _sre
@@ -61,12 +61,15 @@ def _span(parsed: Any, faults: list[str], inside: bool, anchored: bool) -> int:
             inner = _span(body, faults, inside or unbounded or high > 1, anchored)
             if unbounded:
                 if len(body) != 1:
-                    faults.append("an unbounded repetition of more than one kind of character: give it a bound, such as {0,80}")
+                    faults.append(
+                        "an unbounded repetition of more than one kind of character: give it a bound, such as {0,80}"
+                    )
                 elif _is_wide(body[0]) and not anchored:
                     faults.append("an unbounded repetition of nearly any character: give it a bound, such as {0,80}")
-                total *= 50
+                total *= 2  # digits or blanks: what follows them ends them
             elif high > 1:
-                total *= max(1, (high - low + 1)) * max(1, inner)
+                wide = len(body) == 1 and _is_wide(body[0])
+                total *= (max(1, high - low + 1) if wide or len(body) > 1 else 2) * max(1, inner)
             else:
                 total *= max(1, inner)
         elif operation is _sre.SUBPATTERN:
@@ -86,13 +89,16 @@ def _is_wide(item: Any) -> bool:
     if operation is _sre.IN:
         return any(
             kind is _sre.NEGATE
-            or (kind is _sre.CATEGORY and value in (_sre.CATEGORY_NOT_SPACE, _sre.CATEGORY_NOT_DIGIT, _sre.CATEGORY_NOT_WORD))
+            or (
+                kind is _sre.CATEGORY
+                and value in (_sre.CATEGORY_NOT_SPACE, _sre.CATEGORY_NOT_DIGIT, _sre.CATEGORY_NOT_WORD)
+            )
             for kind, value in argument
         )
     return False
 
 
-def faults_of_table(rows: Sequence[Signature], stems: Sequence[bytes]) -> Iterator[str]:
+def faults_of_table(rows: Sequence[Signature]) -> Iterator[str]:
     """Faults of a table, each naming its row: names, words, patterns, roles, and rows that an earlier one hides."""
     seen: dict[str, Signature] = {}
     for row in rows:
@@ -107,8 +113,8 @@ def faults_of_table(rows: Sequence[Signature], stems: Sequence[bytes]) -> Iterat
             folded = fold_word(word)
             if word != word.lower():
                 yield f"{row.name}: the word {word!r} is not in lower case"
-            if not any(stem in folded for stem in stems):
-                yield f"{row.name}: the word {word!r} holds no stem, so it can never be found"
+            if row.role is not Role.BENIGN and len(piece_of(folded)) < 2:
+                yield f"{row.name}: the word {word!r} is too short to be searched for"
         for fault in faults_of_pattern(row.pattern):
             yield f"{row.name}: {fault}"
 
@@ -127,10 +133,10 @@ def unreachable(rules: RuleSet, samples: Mapping[str, str]) -> Iterator[str]:
         if re.search(row.pattern, sample) is None:
             yield f"{row.name}: its pattern does not match its sample"
             continue
-        candidates = rules.candidates(fold_word(sample))
+        candidates = rules.candidates_of_line(fold_word(sample))
         if candidates is None or rules.order(row.name) not in candidates:
             yield f"{row.name}: its words do not find its sample"
             continue
-        matched = rules.match(candidates, sample, False)
+        matched, _ = rules.match(candidates, sample, False)
         if row.name not in matched:
             yield f"{row.name}: {matched[0] if matched else 'nothing'} takes its sample"

@@ -78,7 +78,7 @@ ROWS: tuple[Signature, ...] = (
     _S("gloo.peer", ("connection closed by peer", "connection reset by peer", "gloo", "waiting  for", "ms for recv", "ms for send", "broken pipe", "socket closed"),
        r"(?i)connection closed by peer \[|gloo/transport/.{0,200}(?:closed|reset|timed out|broken|error)|timed out waiting \d+ms for (?:recv|send)|Socket closed|\[.{0,80}/gloo/.{0,100}\] ", Role.ECHO, _C.NCCL),
     _S("store.peer_gone", ("recvvalue", "failed to recv", "sendbytes", "connection was likely closed", "broken pipe", "recvvector", "failed to send", "failed to check the \"should dump\"", "socket timeout"),
-       r"(?i)failed to recv, got \d+ bytes|connection was likely closed|(?:send|recv)(?:Bytes|Value|Vector) failed|failed to check the \"should dump\"|^(?:\S+: )?(?:RuntimeError: )?Socket Timeout$", Role.ECHO, _C.NCCL,
+       r"(?i)failed to recv, got \d+ bytes|connection was likely closed|(?:send|recv)(?:Bytes|Value|Vector) failed|failed to check the \"should dump\"|^(?:\S{1,120}: )?(?:RuntimeError: )?Socket Timeout$", Role.ECHO, _C.NCCL,
        proves_not="The store lived in rank 0: its loss says that rank 0 ended."),
     _S("peer.connection", ("connection reset by peer", "broken pipe", "connection aborted", "remotely closed", "eoferror", "connectionreseterror", "brokenpipeerror"),
        r"ConnectionResetError|BrokenPipeError|(?i:connection reset by peer|broken pipe)", Role.ECHO, None),
