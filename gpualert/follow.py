@@ -62,8 +62,11 @@ class Follower:
         self.finished = False
         self.delay_s = 0.0
         generation, offset = self._acknowledged() if position is None else position
-        self._reader = LogReader(self._files.log_path, generation, offset)
         self._index = TimeIndex(self._files.index_path)
+        current = current_generation(self.record, self._index, generation)
+        # A log that was cut since is read from its new beginning: `offset` means another byte there.
+        start = (generation, offset) if current == generation else (current, 0)
+        self._reader = LogReader(self._files.log_path, *start)
         self._caught_up = self._ever_caught_up = False
         self._sent = (generation, offset)
         self._ack: tuple[int, int, bool] | None = None
@@ -258,6 +261,18 @@ class Follower:
             self.delay_s = SHORTEST_DELAY_S
         else:
             self.delay_s = min(LONGEST_DELAY_S, max(SHORTEST_DELAY_S, self.delay_s * 1.5))
+
+
+def current_generation(record: RunRecord, index: TimeIndex, known: int) -> int:
+    """
+    Which generation the log's first byte belongs to now, as far as the observer or the supervisor has seen.
+
+    :param known: the generation that the caller has heard of; never less than this is returned.
+    """
+    current = max(known, record.log_generation)
+    while index.lookup(current + 1, 0) is not None:
+        current += 1
+    return current
 
 
 def _face(record: RunRecord) -> tuple[Any, ...]:

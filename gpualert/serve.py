@@ -221,6 +221,8 @@ class Server:
         value = dict(request["spec"])
         if value.get("root") is None:
             value["root"] = self._root
+        elif self._root is None:
+            self._root = value["root"]  # where whoever goes on to follow it will look, too
         secrets = request.get("secrets") or {}
         if not all(isinstance(name, str) and isinstance(text, str) for name, text in secrets.items()):
             raise InvalidSpec("secrets: expected text for each name")
@@ -324,11 +326,16 @@ class Server:
 
     def _read(self, request: Mapping[str, Any]) -> None:
         from gpualert import control
-        from gpualert.logfile import LogReader
+        from gpualert.follow import current_generation
+        from gpualert.logfile import LogReader, TimeIndex
+        from gpualert.rundir import RunDirectory
 
         record = control.inspect(launch_id=request["launch_id"], root=self._root)
         generation, offset = int(request["generation"]), int(request["offset"])
         length = max(0, min(int(request["length"]), MAX_PAYLOAD_BYTES))
+        current = current_generation(record, TimeIndex(RunDirectory(record.run_directory).index_path), generation)
+        if current > generation:  # the bytes that were asked for are gone
+            generation, offset = current, 0
         with LogReader(record.log_path, generation, offset) as reader:
             size = reader.size()
             chunks = reader.read(length) if length else []

@@ -171,6 +171,19 @@ def test_fresh_bytes_carry_the_time_of_now(launch: Launch, clock: Clock) -> None
     assert header["time"] == clock.now
 
 
+def test_a_log_that_was_cut_while_nobody_followed(launch: Launch, clock: Clock) -> None:
+    """The acknowledged offset means nothing in the new generation, however long that has become."""
+    launch.files.write_ack(0, 15)
+    index = TimeIndex(launch.files.index_path)
+    index.append(0, 15, 1.0)
+    index.append(1, 30, 2.0)
+    launch.say(b"x" * 30)
+    (gap, _), (log, payload) = (m for m in follower(launch, clock).poll())
+    assert gap == {"type": "gap", "from": {"generation": 0, "offset": 15}, "to": {"generation": 1, "offset": 0}}
+    assert (log["generation"], log["offset"], log["time"]) == (1, 0, 2.0)
+    assert payload == b"x" * 30
+
+
 def test_the_end_waits_for_the_tree(launch: Launch, clock: Clock) -> None:
     """As long as somebody is ending what was left behind, and no longer than a limit."""
     following = follower(launch, clock)
