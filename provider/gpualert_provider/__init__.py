@@ -22,7 +22,7 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": PACKAGE_NAME,
         "name": "GPUAlert",
-        "description": "Runs GPU training over SSH: a durable log, the child's own exit, a named cause for every failure.",
+        "description": "GPU training over SSH: a durable log, the child's own exit, a named cause for every failure.",
         "versions": [__version__],
         "integrations": [
             {

@@ -23,7 +23,7 @@ from gpualert.records import RunRecord, RunState
 from gpualert.spec import LaunchSpec
 from gpualert_provider import ledger as ledgers
 from gpualert_provider.decide import Adopt, Decision, Launch, Report, Sighting, StopAndRelaunch, TryFacts, decide
-from gpualert_provider.exceptions import LaunchRefused
+from gpualert_provider.exceptions import LaunchRefused, LedgerError
 from gpualert_provider.hooks import blocking
 from gpualert_provider.hooks.blocking import BlockingSession, Target
 from gpualert_provider.hooks.errors import InvalidConnection, TransportError
@@ -107,6 +107,10 @@ class TrainingTry:
         self._session: BlockingSession | None = None
         self._writer: TaskLogWriter | None = None
         self._stopped = threading.Event()
+        self._courier: threading.Thread | None = None
+        #: Clear while an attach of ours is on its way, whose epoch we do not know yet.
+        self._epoch_settled = threading.Event()
+        self._epoch_settled.set()
         self._warned: set[str] = set()
 
     # ---- before
@@ -329,10 +333,12 @@ class TrainingTry:
         assert self.record is not None
         session = self._connected()
         self._check_machine(session)
+        self._check_still_ours()
         where: str | Mapping[str, int] = "ack"
         if self._writer is not None:
             # What was fed and not yet printed is still in the writer: go on behind it.
             where = {"generation": self._writer.end.generation, "offset": self._writer.end.offset_bytes}
+        self._epoch_settled.clear()
         frames = session.follow(self.record.launch_id, where, attach=True, who=self._how.who, tick_s=_TICK_S)
         flushed_at = self._clock()
         try:
@@ -352,12 +358,14 @@ class TrainingTry:
                     self._flush(session)
                     return
         finally:
+            self._epoch_settled.set()
             frames.close()  # type: ignore[attr-defined]
 
     def _take(self, frame: Frame) -> None:
         header = frame.header
         if frame.type == "attached":
             self.epoch = header.get("epoch")
+            self._epoch_settled.set()
             self.record = RunRecord.from_json(header["record"])
             self._warn(self.record.warnings)
         elif frame.type == "state":
@@ -414,25 +422,36 @@ class TrainingTry:
 
     # ---- stopping
 
-    def stop(self, reason: str, budget_s: float = ON_KILL_BUDGET_S) -> None:
+    def stop(self, reason: str, *, wait: bool, budget_s: float = ON_KILL_BUDGET_S) -> None:
         """
-        Deliver a durable stop to the host, in a signal handler's time; from now on this try launches nothing.
+        Deliver a durable stop to the host; from now on this try launches nothing.
 
         The rest is the host's work. A stop that finds no launch leaves a tombstone, so a launch request that is on its
         way is refused when it arrives.
+
+        :param wait: stay until it is delivered. Not from a signal handler that interrupts this very try, which may be
+            about to learn the epoch that the stop has to name; it calls :meth:`finish_stop` itself.
         """
         self._stopped.set()
-        courier = threading.Thread(
-            target=self._deliver_stop, args=(reason, budget_s), name="gpualert-stop", daemon=True
-        )
-        courier.start()
-        courier.join(budget_s)
-        if courier.is_alive():
-            log.warning("The stop is still on its way to %s after %g s.", self.target.peer, budget_s)
+        if self._courier is None:
+            self._courier = threading.Thread(
+                target=self._deliver_stop, args=(reason, budget_s), name="gpualert-stop", daemon=True
+            )
+            self._courier.start()
+        if wait:
+            self.finish_stop(budget_s)
+
+    def finish_stop(self, budget_s: float = ON_KILL_BUDGET_S) -> None:
+        """Wait until a stop that was asked for is delivered, if one was."""
+        if self._courier is not None:
+            self._courier.join(budget_s)
+            if self._courier.is_alive():
+                log.warning("The stop is still on its way to %s.", self.target.peer)
 
     def _deliver_stop(self, reason: str, budget_s: float) -> None:
         if self._key is None:
             return
+        self._epoch_settled.wait(budget_s / 2)
         # A connection of its own: the other one may be in the middle of anything.
         target = _hurried(self.target, budget_s)
         record = self.record
@@ -441,6 +460,8 @@ class TrainingTry:
                 key=self._key, attempt=self._how.facts.attempt, reason=reason, who=self._how.who
             )
         else:
+            # Never a newer epoch than ours: whoever attached after us decides now, and we may be a worker taken for
+            # dead.
             epoch = record.epoch if self.epoch is None else self.epoch
             request = protocol.stop_request(launch_id=record.launch_id, epoch=epoch, reason=reason, who=self._how.who)
         try:
@@ -481,6 +502,23 @@ class TrainingTry:
                 "protocol",
                 f"{self.target.peer}: expected the machine that runs {self.record.launch_id} (machine id {ours}), "
                 f"found another one ({theirs})",
+            )
+
+    def _check_still_ours(self) -> None:
+        """
+        Before attaching, since that takes the launch away from whoever follows it.
+
+        :raises LaunchRefused: Airflow has replaced this try: for it, the task has no state any more.
+        """
+        assert self.record is not None
+        try:
+            ledger = ledgers.load(self._store)
+        except LedgerError as error:
+            log.warning("Whether this try is still the task's own could not be asked: %s", error)
+            return
+        if ledger is None or ledger.last is None or not ledger.last.knows(self._how.facts.attempt):
+            raise LaunchRefused(
+                f"launch {self.record.launch_id} is followed by a newer try of the task; this one ends", "superseded"
             )
 
     def _call(self, request: Mapping[str, Any]) -> dict[str, Any]:

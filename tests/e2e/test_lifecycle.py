@@ -51,9 +51,30 @@ DAGS = {
 }
 
 
+LATE = """
+@task.gpu_training(ssh_conn_id="gpu_box", retries=1, retry_delay=timedelta(seconds=1), early_window=300)
+def train(ti=None):
+    import os, time
+    folder = os.environ["GPUALERT_TEST_FOLDER"]
+    if ti.try_number == 1:
+        open(f"{folder}/reached", "w").close()
+        while not os.path.exists(f"{folder}/go"):
+            time.sleep(0.1)
+    return "python3 train.py late 40 0"
+train()
+"""
+
+
 @pytest.fixture(scope="module")
-def rig():
-    with gpu_rig(DAGS, config=FAST, parallelism=6) as started:
+def folder(tmp_path_factory):
+    """Where a DAG's own code and the test leave signs for each other."""
+    return tmp_path_factory.mktemp("signs")
+
+
+@pytest.fixture(scope="module")
+def rig(folder):
+    dags = {**DAGS, "late": dag_source("late", LATE)}
+    with gpu_rig(dags, config=FAST, env={"GPUALERT_TEST_FOLDER": str(folder)}, parallelism=6) as started:
         yield started
 
 
@@ -178,16 +199,31 @@ def test_the_task_process_is_killed_and_the_next_try_adopts(rig):
     assert set(life.steps_logged(1, 2)) == set(range(1, 61))
 
 
-def test_the_worker_is_killed_and_its_task_lives_on_beside_the_next_try(rig):
-    """The executor's supervisor dies, the task process survives as an orphan, and try 2 starts beside it."""
+def test_the_worker_is_killed_and_the_next_try_adopts(rig):
+    """The executor's supervisor dies, and with it the task's way to Airflow; the heartbeat is missed, and try 2 follows."""
     life = Life(rig, "worker_killed")
     life.training.wait_started()
+
+    os.kill(parent_of(life.pid_of_task()), signal.SIGKILL)
+
+    life.wait("success", deadline_s=180, try_number=2)
+    assert_only_once(life)
+    assert life.training.stopped == []
+    assert set(life.steps_logged(1, 2)) == set(range(1, 121))
+
+
+def test_a_worker_taken_for_dead_acts_late_and_launches_nothing(rig, folder):
+    """Try 1 stands still before its launch, its heartbeat is missed, try 2 launches; then try 1's process goes on."""
+    life = Life(rig, "late")
+    wait_until((folder / "reached").exists, 60, "try 1 is about to launch")
     orphan = life.pid_of_task()
-
     os.kill(parent_of(orphan), signal.SIGKILL)
-
-    life.wait("running", "deferred", deadline_s=120, try_number=2)
+    life.training.wait_started(deadline_s=120)
     assert os.path.exists(f"/proc/{orphan}"), "the test wants try 1's process alive while try 2 runs"
+
+    (folder / "go").touch()
+
+    wait_until(lambda: not os.path.exists(f"/proc/{orphan}"), 60, "try 1's process has ended")
     life.wait("success", deadline_s=180)
     assert_only_once(life)
     assert life.training.stopped == []

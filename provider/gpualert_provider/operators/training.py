@@ -155,6 +155,7 @@ class GPUTrainingOperator(BaseOperator):
         self.remote_python = remote_python
         self._try: TrainingTry | None = None
         self._killed = False
+        self._executing = False
         self._check()
 
     def _check(self) -> None:
@@ -202,9 +203,10 @@ class GPUTrainingOperator(BaseOperator):
         """Launch (or adopt, or report), stay for the early window, then defer once; or follow to the end."""
         blocking = self.ssh_conn_id is None or not self.deferrable
         current = self._try = self._make_try(context)
+        self._executing = True
         try:
             if self._killed:  # before there was a try to tell
-                current.stop("killed by Airflow")
+                current.stop("killed by Airflow", wait=False)
             current.begin()
             outcome = self._follow(current, None if blocking else arguments.seconds("early_window", self.early_window))
             if outcome is not None:
@@ -213,12 +215,14 @@ class GPUTrainingOperator(BaseOperator):
                     return self._complete(context, outcome)
                 finally:
                     current.acknowledge_end(outcome)
-            if current.stopped:
-                raise LaunchRefused("the task was killed; the host stops the training", "stopped")
         except InvalidSpec as error:
             raise InvalidRequest(str(error)) from error
         finally:
+            self._executing = False
+            current.finish_stop()
             current.close()
+        if current.stopped:
+            raise LaunchRefused("the task was killed; the host stops the training", "stopped")
         self.log.info("The training runs on %s; the triggerer follows it from here.", current.target.peer)
         self.defer(trigger=self._trigger(current), method_name="execute_complete")
 
@@ -232,11 +236,14 @@ class GPUTrainingOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """
-        Airflow gives it 5 s: deliver a durable stop. ``execute`` goes on afterwards, and must not launch any more.
+        Airflow gives it 5 s: deliver a durable stop.
+
+        As a signal handler it interrupts ``execute``, which goes on afterwards, must not launch any more, and waits for
+        the delivery before it ends.
         """
         self._killed = True
         if self._try is not None:
-            self._try.stop("killed by Airflow")
+            self._try.stop("killed by Airflow", wait=not self._executing)
 
     # ---- before the launch
 

@@ -458,6 +458,7 @@ def test_killed_while_the_launch_request_is_on_its_way(world):
         if request["type"] == "launch":
             world.host.on_request = None
             task.on_kill()
+            task._try.finish_stop()
 
     world.host.on_request = kill_first
 
@@ -508,6 +509,56 @@ def test_execution_timeout_while_blocking_waits_for_the_hosts_word(world, monkey
         world.run(deferrable=False, execution_timeout=timedelta(seconds=30))
     assert caught.value.outcome.state is RunState.TIMED_OUT
     assert world.launched[0]["spec"]["deadline_s"] == 30
+
+
+def test_killed_between_launch_and_attach_the_stop_counts(world):
+    """The attach is on its way when the signal comes: the stop waits for the epoch that it has to name."""
+    task = world.operator(early_window=30)
+    world.host.end = None
+    take = conduct.TrainingTry._take
+
+    def kill_before_the_epoch_is_known(self, frame):
+        if frame.type == "attached" and self.epoch is None:
+            task.on_kill()
+            assert self._courier.is_alive()
+        take(self, frame)
+
+    conduct.TrainingTry._take = kill_before_the_epoch_is_known
+    try:
+        with pytest.raises(GpuTrainingFailed) as caught:
+            task.execute(world.context())
+    finally:
+        conduct.TrainingTry._take = take
+    assert caught.value.outcome.state is RunState.STOPPED
+    assert world.host.alive() == []
+
+
+def test_a_worker_taken_for_dead_attaches_to_nothing_and_stops_nothing(world):
+    """
+    It stood still between launch and attach while try 2 adopted its launch. Airflow no longer knows its try, and answers
+    that the task has no state.
+    """
+    world.host.end = None
+    task = world.operator()
+    follow = conduct.TrainingTry.follow
+
+    def adopt_first(self, for_s=None):
+        conduct.TrainingTry.follow = follow
+        with pytest.raises(TaskDeferred):
+            world.run(try_number=2)
+        self._store = Store()
+        task.on_kill()
+        return follow(self, for_s)
+
+    conduct.TrainingTry.follow = adopt_first
+    try:
+        with pytest.raises(LaunchRefused) as caught:
+            task.execute(world.context())
+    finally:
+        conduct.TrainingTry.follow = follow
+    assert caught.value.kind == "superseded"
+    assert len(world.host.alive()) == 1
+    assert world.host.launches[world.ledger.last.launch_id].epoch == 1
 
 
 # ---- following
