@@ -143,7 +143,7 @@ def _temporary(path: str) -> str:
 
 def write_file(path: str, data: bytes) -> None:
     """
-    A new file of mode 0600, or the old one emptied and filled. For files that nobody looks at before another file exists.
+    A new file of mode 0600, or the old one emptied and filled; for what nobody looks at before another file exists.
 
     :raises RunDirectoryError: the disk would not.
     """

@@ -77,7 +77,7 @@ def launch(
     :raises Refused: kinds ``superseded``, ``tombstoned``, ``root_unreadable``.
     :raises RunDirectoryError: kinds ``no_root``, ``disk``; nothing is left behind.
     """
-    from gpualert import claim, records, shell
+    from gpualert import claim, records, shell, survival
 
     _collect_guards()
     missing = sorted(set(spec.secret_env) - set(secrets))
@@ -111,7 +111,7 @@ def launch(
         value["warnings"] = [
             f"{root.path}: passed over as a place for run directories: {root.why}"
             for root in roots[: roots.index(chosen)]
-        ]
+        ] + (at_logout or [])
         if not claim.take(roots, chosen, key, attempt, number, value):
             raise _Lost
 
@@ -129,11 +129,14 @@ def launch(
         None,
         observe=True,
     )
+    at_logout: list[str] | None = None
     while True:
         number, existing = claim.decide(roots, chosen, key, attempt, after, settled)
         if existing is not None:
             return "existing", records.read(existing.path)
         run = folder.run_directory(number)
+        if at_logout is None:
+            at_logout = survival.prepare()  # before anything is forked, which then lives where we live
         try:
             _, ready = _begin(plan, run, claim_it, prepare, take_back)
         except _Lost:

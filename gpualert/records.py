@@ -150,6 +150,7 @@ class Facts:
     """
     What a run directory says, as far as the state depends on it.
 
+    :param folder_is_gone: there is a claim, but no run directory: it was not made yet, or was deleted.
     :param heartbeat_age_s: by the reader's clock; None when there is no heartbeat.
     :param heartbeat_since_boot: it was touched after *this* machine booted; None when there is none.
     """
@@ -158,6 +159,7 @@ class Facts:
     exit_code: int | None = None
     stopped_by: str | None = None
     has_started: bool = False
+    folder_is_gone: bool = False
     abandoned: bool = False
     heartbeat_age_s: float | None = None
     heartbeat_since_boot: bool | None = None
@@ -208,7 +210,10 @@ def derive_state(facts: Facts, liveness: Liveness) -> tuple[RunState, str | None
         return (RunState.RUNNING if facts.has_started else RunState.LAUNCHING), None, note
     if not facts.has_started:
         if here and liveness.keeper:
-            return RunState.LAUNCHING, None, None
+            return RunState.LAUNCHING, None, "its run directory is gone" if facts.folder_is_gone else None
+        if facts.folder_is_gone:
+            # Deleted, perhaps while the command ran: that it never did is more than we know.
+            return RunState.LOST, "vanished" if here else "rebooted", "its run directory is gone"
         return RunState.LOST, "never_started", None
     if not here:
         return RunState.LOST, "rebooted", None
@@ -249,6 +254,7 @@ def _read(run: RunDirectory) -> RunRecord:
         exit_code=None if end is None else end.get("code"),
         stopped_by=None if end is None else end.get("stopped_by"),
         has_started=started is not None,
+        folder_is_gone=not os.path.isdir(run.path),
         abandoned=abandoned,
         heartbeat_age_s=None if heartbeat_at is None else max(0.0, time.time() - heartbeat_at),
         heartbeat_since_boot=None if heartbeat_at is None else heartbeat_at > procfs.boot_time() + 5.0,

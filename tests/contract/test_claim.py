@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,7 +116,7 @@ def test_an_older_attempt_that_acts_late_is_refused(host: Host) -> None:
 
 
 def test_a_stop_before_the_launch_leaves_a_tombstone(host: Host) -> None:
-    """on_kill can come before a slow execute() reaches the host; that launch then does not happen, later attempts do."""
+    """on_kill can come before a slow execute() reaches the host; that launch then never happens, later attempts do."""
     key = host.key()
     assert control.stop_key(key, Attempt(2, "a"), reason="r", who="w", wait_s=1) is None
     for late in (Attempt(1, "z"), Attempt(2, "a")):
@@ -212,10 +213,13 @@ def test_a_launcher_that_died_half_way_has_launched_nothing(host: Host, tmp_path
             # killed after the claim, before the word is given
             import gpualert.rundir as module
 
-            def die(self: RunDirectory) -> None:
+            create = module.RunDirectory.create
+
+            def create_and_die(self: RunDirectory) -> None:
+                create(self)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-            module.RunDirectory.create = die  # type: ignore[method-assign]
+            module.RunDirectory.create = create_and_die  # type: ignore[method-assign]
             launch(key, Attempt(1, "a"), LaunchSpec(["touch", str(marker)]), {}, 0)
         finally:
             os._exit(0)
@@ -231,6 +235,23 @@ def test_a_launcher_that_died_half_way_has_launched_nothing(host: Host, tmp_path
     assert not marker.exists()
     second = host.run(["true"], key=key, attempt=Attempt(2, "b"), after=1)
     assert (second.number, second.state) == (2, RunState.SUCCEEDED)
+
+
+def test_a_root_that_was_deleted_hides_no_launch(host: Host, tmp_path: Path) -> None:
+    """The claim in the default root still names the guard: alive, it counts; dead, nobody knows how it ended."""
+    key = host.key()
+    record = host.launch(["sleep", "600"], key=key, attempt=Attempt(1, "a"), root=str(tmp_path / "deleted"))
+    child, guard = host.pid(record, "child"), procfs.identify(host.pid(record, "guard"))
+    assert guard is not None
+    shutil.rmtree(tmp_path / "deleted")
+    what, found = launch(key, Attempt(2, "b"), LaunchSpec(["true"]), {}, 1)
+    assert (what, found.state, found.note) == ("existing", RunState.LAUNCHING, "its run directory is gone")
+
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: procfs.alive(guard) is False, deadline_s=30, what="the keepers to end")
+    found = records.read(record.run_directory)
+    assert (found.state, found.lost_reason, found.note) == (RunState.LOST, "vanished", "its run directory is gone")
+    assert host.run(["true"], key=key, attempt=Attempt(2, "b"), after=1).number == 2
 
 
 @pytest.mark.parametrize("victim", ["launcher", "guard", "supervisor"])

@@ -75,8 +75,8 @@ def test_fields_of_a_newer_writer_are_left_aside(host: Host) -> None:
 
 
 def test_damage_is_told_and_a_torn_file_is_none(host: Host) -> None:
-    """Garbage is an error that names the file; an empty one is what a loss of power leaves of a file not yet durable."""
-    record = host.run("exit 3")
+    """Garbage is an error that names the file; an empty file is what a loss of power may leave, and counts as none."""
+    record = host.finish("exit 3")
     path = Path(RunDirectory(record.run_directory).exit_path)
     path.write_text("{")
     with pytest.raises(RunDirectoryError, match="exit.json: expected a JSON object"):
@@ -93,9 +93,9 @@ def test_the_list_is_complete_and_in_order(host: Host) -> None:
 def test_cleaning_never_takes_a_live_or_an_unreported_run(host: Host) -> None:
     """By age what has ended; by number and size only what a follower has delivered."""
     live = host.launch(["sleep", "600"])
-    reported = host.run("echo reported")
+    reported = host.finish("echo reported")
     RunDirectory(reported.run_directory).write_ack(0, 9, ended=True)
-    unreported = host.run("echo unreported")
+    unreported = host.finish("echo unreported")
 
     would = control.clean(older_than_s=3600, keep_count=0, keep_bytes=0, dry_run=True)
     assert [one["launch_id"] for one in would] == [reported.launch_id]
@@ -114,8 +114,8 @@ def test_cleaning_never_takes_a_live_or_an_unreported_run(host: Host) -> None:
 def test_a_number_is_never_used_again(host: Host) -> None:
     """Ledgers name launches by number; after cleaning, the next is still the next."""
     key = host.key()
-    host.run("true", key=key, attempt=Attempt(1, "a"))
-    host.run("true", key=key, attempt=Attempt(2, "b"), after=1)
+    host.finish("true", key=key, attempt=Attempt(1, "a"))
+    host.finish("true", key=key, attempt=Attempt(2, "b"), after=1)
     control.clean(older_than_s=0, dry_run=False)
     assert control.list_launches() == []
     assert host.run("true", key=key, attempt=Attempt(3, "c"), after=2).number == 3
@@ -123,7 +123,7 @@ def test_a_number_is_never_used_again(host: Host) -> None:
 
 def test_what_cleaning_leaves_of_a_key(host: Host) -> None:
     """Nothing, in any root."""
-    record = host.run("true")
+    record = host.finish("true")
     folder = KeyDirectory(os.path.dirname(record.run_directory))
     control.clean(older_than_s=0, dry_run=False)
     assert not os.path.exists(folder.path)

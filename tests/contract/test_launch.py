@@ -1,4 +1,4 @@
-"""What reaches the child: environment, secrets, setup, working directory; and what is refused before anything happens."""
+"""What reaches the child: environment, secrets, setup, working directory; and what is refused beforehand."""
 
 from __future__ import annotations
 
@@ -179,7 +179,11 @@ def program(path: Path, text: str) -> None:
 CONDA = """#!/bin/sh
 [ "$1 $2" = "shell.posix hook" ] || exit 9
 cat <<'HOOK'
-conda() { [ "$1" = activate ] || return 2; [ "$2" = train ] || { echo "EnvironmentNameNotFound: $2" >&2; return 1; }; CONDA_DEFAULT_ENV=$2; }
+conda() {
+  [ "$1" = activate ] || return 2
+  [ "$2" = train ] || { echo "EnvironmentNameNotFound: $2" >&2; return 1; }
+  CONDA_DEFAULT_ENV=$2
+}
 HOOK
 """
 
@@ -232,7 +236,7 @@ def test_a_venv_is_activated(host: Host, tmp_path: Path) -> None:
 
 
 def test_modules_are_loaded(host: Host, tmp_path: Path) -> None:
-    """Through the usual initialisation, here $MODULESHOME's; one that an old version fails to load silently is noticed."""
+    """Through the usual initialisation, here $MODULESHOME's; a module that silently fails to load is noticed."""
     program(
         tmp_path / "init/sh",
         "module() { case $2 in cuda*) LOADEDMODULES=$LOADEDMODULES:$2/12.1 ;; bad) return 1 ;; esac; }\n",
@@ -320,7 +324,7 @@ def test_it_runs_under_every_python_of_the_floor(host: Host, version: str) -> No
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from gpualert import control\n"
         "from gpualert.launch import launch, start_fast\n"
-        "from gpualert.key import Attempt, LaunchKey, LaunchKey\nfrom gpualert.spec import LaunchSpec\nimport os, time\n"
+        "from gpualert.key import Attempt, LaunchKey\nfrom gpualert.spec import LaunchSpec\nimport os, time\n"
         "k = LaunchKey(('v',), 'v')\n"
         "_, one = launch(k, Attempt(1, 'a'), LaunchSpec('echo up; exec sleep 600'), {}, 0)\n"
         "one = control.stop(one.launch_id, epoch=None, reason='r', who='w', wait_s=20)\n"
