@@ -2,8 +2,8 @@
 
     python -m benchmarks.wrapper [--python PYTHON]... [--rounds N] [--peer NAME=COMMAND]... [--log-bytes N]
 
-Everything that is compared is run in turn, one of each per round, so that a busy machine slows all of it alike. Bytecode is cached
-first, as it is on a host on which the archive has run before.
+Everything that is compared is run in turn, one of each per round, so that a busy machine slows all of it alike.
+Bytecode is cached first, as it is on a host on which the archive has run before.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ for number in range(rounds):
         pass
     os.close(started.announce)
     begin = time.perf_counter()
-    _, record = launch(LaunchKey(("bench", str(number)), "bench"), Attempt(1, "a"), LaunchSpec(["true"], root=root), {}, 0)
+    key, spec = LaunchKey(("bench", str(number)), "bench"), LaunchSpec(["true"], root=root)
+    begin = time.perf_counter()
+    _, record = launch(key, Attempt(1, "a"), spec, {}, 0)
     taken["launch"].append(time.perf_counter() - begin)
     while not os.path.exists(record.run_directory + "/tree.json"):
         time.sleep(0.001)
@@ -60,7 +62,8 @@ from gpualert.key import Attempt, LaunchKey
 from gpualert.launch import launch
 from gpualert.spec import LaunchSpec
 command = f"head -c {sys.argv[3]} /dev/zero | tr '\\\\0' 'x' | fold -w 100; echo; echo written; exec sleep 600"
-_, record = launch(LaunchKey(("memory", sys.argv[3]), "memory"), Attempt(1, "a"), LaunchSpec(command, root=sys.argv[2]), {}, 0)
+spec = LaunchSpec(command, root=sys.argv[2])
+_, record = launch(LaunchKey(("memory",), "memory"), Attempt(1, "a"), spec, {}, 0)
 print(record.run_directory)
 """
 
@@ -216,7 +219,7 @@ def milliseconds(values: Sequence[float], quantile: float = 0.5) -> str:
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
     for row in [header, *rows]:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         print("  " + "  ".join(cells))
 
 

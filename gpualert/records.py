@@ -172,7 +172,7 @@ class Liveness:
 
     :param here: True: this is their machine, boot and pid namespace; False: an earlier boot of this machine; None: they
         cannot be seen from here.
-    :param keeper: supervisor or guard lives (before the start: launcher or guard).
+    :param keeper: supervisor or guard lives (before the start: the guard).
     """
 
     here: bool | None = True
@@ -315,10 +315,11 @@ def _liveness(claim: Mapping[str, Any], started: Mapping[str, Any] | None) -> Li
         child = procfs.ProcessIdentity.from_json(started["child"])
         keepers = [procfs.ProcessIdentity.from_json(started[name]) for name in ("supervisor", "guard")]
         return Liveness(procfs.same_place(child), procfs.alive(child) is True, _any_alive(keepers))
-    keepers = [procfs.ProcessIdentity.from_json(claim[name]) for name in ("launcher", "guard") if claim.get(name)]
-    if not keepers:
+    if not claim.get("guard"):
         return Liveness(None)
-    return Liveness(procfs.same_place(keepers[0]), False, _any_alive(keepers))
+    # The guard alone: it was there before the claim, so without it the launcher, too, can only give up.
+    guard = procfs.ProcessIdentity.from_json(claim["guard"])
+    return Liveness(procfs.same_place(guard), False, procfs.alive(guard) is True)
 
 
 def _any_alive(identities: list[procfs.ProcessIdentity]) -> bool:
