@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Collection, Mapping, NamedTuple, Sequence
 
 from gpualert.logprefix import clean, level_of, rank_of, split
 from gpualert.progress import PROGRESS_STEMS, is_progress
@@ -111,7 +111,7 @@ class Scanner:
         self._hot: dict[bytes, tuple[int, ...]] = {}
         self._full: dict[bytes, tuple[int, ...]] = {}
         self._mute: set[bytes] = set()
-        self._speaking: dict[bytes, tuple[int, ...]] = {}
+        self._speaking: dict[bytes, tuple[tuple[int, bytes], ...]] = {}
 
     @property
     def offset_bytes(self) -> int:
@@ -277,7 +277,7 @@ class Scanner:
                 spoken = heard.intersection(lowered.split())
                 if not spoken:
                     continue
-                named = {index for token in spoken for index in speaking[token]}
+                named = {pair for token in spoken for pair in speaking[token]}
                 rules = self.rules.candidates(lowered, named)
                 if rules is not None:
                     hot[form] = rules
@@ -295,7 +295,7 @@ class Scanner:
             self._speaking = {}
         return hot
 
-    def _walk(self, raw: bytes, forms: Sequence[bytes], hot: Mapping[bytes, tuple[int, ...]]) -> None:
+    def _walk(self, raw: bytes, forms: Sequence[bytes], hot: dict[bytes, tuple[int, ...]]) -> None:
         """Show the hot segments to the rules, and every one to the traceback parser while it wants them."""
         segments = (raw.translate(_CR_TO_LF) if b"\r" in raw else raw).split(b"\n")
         advancing = self._advancing

@@ -71,18 +71,21 @@ class RuleSet:
         self.rows = tuple(rows)
         self._by_name = {row.name: index for index, row in enumerate(self.rows)}
         self._words = tuple(tuple(fold_word(word) for word in row.words) for row in self.rows)
-        pieces: dict[bytes, set[int]] = {mark: set() for mark in _TRACEBACK_PIECES}
-        always: list[int] = []
+        pieces: dict[bytes, set[tuple[int, bytes]]] = {mark: set() for mark in _TRACEBACK_PIECES}
+        benign: list[int] = []
         for index, row in enumerate(self.rows):
             if row.role is Role.BENIGN:
                 # It only speaks on lines that interest another row.
-                always.append(index)
+                benign.append(index)
                 continue
             for word in self._words[index]:
-                pieces.setdefault(piece_of(word), set()).add(index)
-        self._pieces = {piece: tuple(sorted(indexes)) for piece, indexes in pieces.items() if piece}
-        self._any_piece = re.compile(b"|".join(re.escape(piece) for piece in sorted(self._pieces, key=len)))
-        self._benign = tuple(always)
+                pieces.setdefault(piece_of(word), set()).add((index, word))
+        # By their first bytes: a token is walked once, with one look-up at each place.
+        self._by_start: dict[bytes, tuple[tuple[bytes, tuple[tuple[int, bytes], ...]], ...]] = {}
+        for piece in sorted(pieces):
+            start = piece[:_START_BYTES]
+            self._by_start[start] = (*self._by_start.get(start, ()), (piece, tuple(sorted(pieces[piece]))))
+        self._benign = tuple(benign)
         self._patterns: dict[int, Pattern[str]] = {}
         self._digits: dict[int, bool] = {}
 
@@ -103,34 +106,38 @@ class RuleSet:
         text = repr([(row.name, row.words, row.pattern, row.role.value) for row in self.rows])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def rows_of_token(self, token: bytes) -> tuple[int, ...] | None:
-        """Rows that a folded line with this token may match; None when the token is of no interest."""
-        if self._any_piece.search(token) is None:
-            return None
-        found: set[int] = set()
-        for piece, indexes in self._pieces.items():
-            if piece in token:
-                found.update(indexes)
-        return tuple(found)
+    def rows_of_token(self, token: bytes) -> tuple[tuple[int, bytes], ...] | None:
+        """Rows that a folded line with this token may match, each with a word of its own; None when there are none."""
+        found: set[tuple[int, bytes]] = set()
+        heard = False
+        by_start = self._by_start
+        for place in range(len(token) - _START_BYTES + 1):
+            entries = by_start.get(token[place : place + _START_BYTES])
+            if entries is not None:
+                for piece, rows in entries:
+                    if token.startswith(piece, place):
+                        heard = True
+                        found.update(rows)
+        return tuple(found) if heard else None
 
-    def candidates(self, form: bytes, rows: Iterable[int]) -> tuple[int, ...] | None:
+    def candidates(self, form: bytes, rows: Iterable[tuple[int, bytes]]) -> tuple[int, ...] | None:
         """
         Rows that a folded line may match, out of those that its tokens speak for.
 
         :return: None when the line is of no interest, () when only a traceback's reader wants it.
         """
-        words = self._words
-        found = [index for index in rows if any(word in form for word in words[index])]
+        found = {index for index, word in rows if word in form}
         if found:
-            found.extend(index for index in self._benign if any(word in form for word in words[index]))
+            words = self._words
+            found.update(index for index in self._benign if any(word in form for word in words[index]))
             return tuple(sorted(found))
         return () if self.opens_traceback(form) else None
 
     def candidates_of_line(self, form: bytes) -> tuple[int, ...] | None:
         """``candidates`` for a line by itself."""
-        rows: set[int] = set()
+        rows: set[tuple[int, bytes]] = set()
         for token in form.split():
-            rows.update(self.rows_of_token(token) or ())
+            rows.update(self.rows_of_token(token[:2000]) or ())
         return self.candidates(form, rows)
 
     def pattern(self, index: int) -> Pattern[str]:
@@ -197,6 +204,8 @@ def reads_digits(pattern: str) -> bool:
 #: What opens a traceback for its reader.
 TRACEBACK_MARKS = (b"traceback (most recent", b'  file "')
 _TRACEBACK_PIECES = (b"traceback", b"file")
+#: The shortest piece of a word that can be searched for.
+_START_BYTES = 3
 
 _DIGITS = re.compile("[0-9]")
 

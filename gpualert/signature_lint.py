@@ -113,7 +113,7 @@ def faults_of_table(rows: Sequence[Signature]) -> Iterator[str]:
             folded = fold_word(word)
             if word != word.lower():
                 yield f"{row.name}: the word {word!r} is not in lower case"
-            if row.role is not Role.BENIGN and len(piece_of(folded)) < 2:
+            if row.role is not Role.BENIGN and len(piece_of(folded)) < 3:
                 yield f"{row.name}: the word {word!r} is too short to be searched for"
         for fault in faults_of_pattern(row.pattern):
             yield f"{row.name}: {fault}"

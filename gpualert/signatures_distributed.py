@@ -35,7 +35,7 @@ ROWS: tuple[Signature, ...] = (
     _S("rendezvous.torch", ("rendezvous", "rdzv"),
        r"Rendezvous(?:Connection|Timeout|Closed|State)Error|(?i:(?:connection to the C10d store has failed)|rendezvous (?:barrier |backend |handler )?(?:has |was )?(?:failed|timed? ?out|closed|did not complete)|rendezvous .{0,40}(?:timed out|timeout reached)|failed to (?:join|complete|reach|register with) (?:the )?rendezvous)",
        Role.ROOT, _C.RENDEZVOUS),
-    _S("rendezvous.gloo", ("connectfullmesh", "gloo connect", "ifa != nullptr", "unable to find address for", "unable to find interface", "makedevice", "rv != -", "connect timeout"),
+    _S("rendezvous.gloo", ("connectfullmesh", "gloo connect", "ifa != nullptr", "unable to find address for", "unable to find interface", "makedevice", "connect timeout"),
        r"(?i)connectFullMesh failed|ifa != nullptr|unable to find (?:address|interface) for|makeDeviceFor(?:Hostname|Interface)|gloo.{0,200}connect (?:timeout|timed out)|\[enforce fail at .{0,80}gloo/transport/tcp/(?:device|pair)\.cc.{0,40}(?:rv != -1|connect)",
        Role.ROOT, _C.RENDEZVOUS),
     _S("rendezvous.store_key", ("wait timeout after", "timeout waiting for key", "waiting for key", "keys: /", "storetimeout"),

@@ -71,7 +71,7 @@ ROWS: tuple[Signature, ...] = (
     _S("interrupted.sighup", ("death signal", "got signal", "sighup", "hangup", "closing signal sig"),
        r"(?i)Received [12] death signal|got signal: [12]\b(?!\d)|closing signal SIG(?:HUP|INT)\b|(?:received|caught|got) (?:signal )?SIG(?:INT|HUP)\b|^Hangup$|received signal [12]\b(?!\d)|(?:SIGINT|SIGHUP|signal [12]) (?:was )?received",
        Role.ROOT, _C.INTERRUPTED),
-    _S("interrupted.keyboard", ("keyboardinterrupt", "ctrl-c", "ctrl+c", "^c", "interrupted by"), r"(?i)^\^C|detected keyboardinterrupt|KeyboardInterrupt(?:\b|:)|interrupted by (?:user|ctrl)|\bCtrl-?\+?C (?:pressed|received|detected)",
+    _S("interrupted.keyboard", ("keyboardinterrupt", "ctrl-c", "ctrl+c", "interrupted by"), r"(?i)^\^C|detected keyboardinterrupt|KeyboardInterrupt(?:\b|:)|interrupted by (?:user|ctrl)|\bCtrl-?\+?C (?:pressed|received|detected)",
        Role.WEAK, _C.INTERRUPTED, proves_not="Launchers interrupt the other ranks after a failure, and tell people that Ctrl-C is possible."),
     _S("signal.term_received", ("death signal", "got signal", "sigterm", "terminated"),
        r"(?i)Received 15 death signal|got signal: 15\b|(?:received|caught|got) (?:signal )?SIGTERM|SIGTERM (?:was )?(?:received|detected)|received signal 15\b|closing signal SIGTERM|^Terminated$|: Terminated(?:\s+\w|$)", Role.ECHO, None,

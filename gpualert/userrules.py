@@ -17,6 +17,7 @@ travel in that form. All of a file's faults are found when it is loaded, each wi
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -47,7 +48,7 @@ def compile_rules(text: str, name: str = "rules") -> dict[str, Any]:
     :raises InvalidRules: it is no TOML, a rule is wrong, or this Python (before 3.11) has no TOML reader.
     """
     try:
-        import tomllib
+        tomllib = importlib.import_module("tomllib")
     except ImportError:
         raise InvalidRules(
             f"{name}: this Python has no TOML reader (3.11 has); compile the rules to JSON where there is one"
