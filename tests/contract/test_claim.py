@@ -240,7 +240,9 @@ def test_a_launcher_that_died_half_way_has_launched_nothing(host: Host, tmp_path
 def test_a_root_that_was_deleted_hides_no_launch(host: Host, tmp_path: Path) -> None:
     """The claim in the default root still names the guard: alive, it counts; dead, nobody knows how it ended."""
     key = host.key()
-    record = host.launch(["sleep", "600"], key=key, attempt=Attempt(1, "a"), root=str(tmp_path / "deleted"))
+    command = "echo up; exec sleep 600"
+    record = host.launch(command, key=key, attempt=Attempt(1, "a"), root=str(tmp_path / "deleted"))
+    host.wait_for_log(record, b"up")
     child, guard = host.pid(record, "child"), procfs.identify(host.pid(record, "guard"))
     assert guard is not None
     shutil.rmtree(tmp_path / "deleted")
