@@ -359,7 +359,7 @@ def _after(stay: _Stay, ended: Ended, quiet: bool, program: str, tell: Callable[
     from gpualert import report
     from gpualert.cli_text import verdict_block
 
-    outcome = report.build(stay.directory, verdict_wait_s=VERDICT_WAIT_S)
+    outcome = report.build(stay.directory, verdict_wait_s=VERDICT_WAIT_S, ask_git=tell is not None)
     if tell is not None:
         tell(outcome)
         return

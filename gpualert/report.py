@@ -44,6 +44,7 @@ def build(
     verdict_wait_s: float = 5.0,
     host_name: str | None = None,
     scan_bound_s: float = SCAN_BOUND_S,
+    ask_git: bool = True,
 ) -> Outcome:
     """
     What became of a launch, as far as it can be told now.
@@ -51,6 +52,7 @@ def build(
     :param verdict_wait_s: seconds to wait for a living observer's verdict once the launch has ended.
     :param host_name: what the caller calls this host; None takes the host's own name.
     :param scan_bound_s: seconds for a scan of our own, where there is no observer.
+    :param ask_git: ask git (at most 5 s) about the folder of a launch that was over before an observer could.
     :return: with ``failure_class`` None as long as the launch has not ended.
     :raises RunDirectoryError: the facts cannot be read. Trouble with the opinion is a warning, never an exception.
     """
@@ -64,7 +66,7 @@ def build(
             name: tuple(value) if isinstance(value, list) else value for name, value in classification.to_json().items()
         }
         warnings += [*trouble, *opinion.pop("warnings")]
-    git, git_warning = _git(directory, record)
+    git, git_warning = _git(directory, ask_git and _just_ended(record))
     result, result_error, result_warning = _result(directory, record)
     warnings += [warning for warning in (git_warning, result_warning) if warning]
     return Outcome(
@@ -174,10 +176,10 @@ def _unknown() -> Classification:
 # -- what lies beside
 
 
-def _git(directory: RunDirectory, record: RunRecord) -> tuple[dict[str, Any] | None, str | None]:
+def _git(directory: RunDirectory, ask: bool) -> tuple[dict[str, Any] | None, str | None]:
     try:
         value = directory.read_git()
-        if value is None and _just_ended(record):
+        if value is None and ask:
             # It ended before an observer was there to ask; the checkout is still the one that ran.
             observer.record_git(directory)
             value = directory.read_git()

@@ -303,3 +303,20 @@ def test_the_package_folder_can_be_executed(gpualert: Gpualert) -> None:
         done = subprocess.run(argv, env=environment, capture_output=True, timeout=DEADLINE_S)
         assert done.returncode == status, done.stderr
     assert os.path.isdir(gpualert.root)
+
+
+def test_a_threat_at_logout_stands_in_the_record(gpualert: Gpualert) -> None:
+    """Where logind would take a training's shared memory and we may not prevent it, the launch says so."""
+    code = (
+        "import sys\n"
+        "from gpualert import cli, survival\n"
+        "survival.prepare = lambda: ['RemoveIPC: shared memory goes at logout']\n"
+        "sys.exit(cli.main(['launch', '--', 'true']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env=gpualert.environment, capture_output=True, timeout=DEADLINE_S
+    )
+    assert done.returncode == 0
+    assert done.stderr == b"gpualert: warning: RemoveIPC: shared memory goes at logout\n"
+    record = answer(gpualert.run("status", "--json", "true"))["record"]
+    assert record["warnings"] == ["RemoveIPC: shared memory goes at logout"]
