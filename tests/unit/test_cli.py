@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +17,22 @@ from gpualert.errors import InvalidSpec
 from gpualert.key import Attempt
 from gpualert.outcome import Outcome
 from gpualert.records import ExitStatus, RunRecord, RunState
+from gpualert.verdict import Alternative, Classification, Evidence
 from tools import generate_cli_reference
 
 
 def test_the_reference_page_is_what_the_parser_says() -> None:
     """``python -m tools.generate_cli_reference`` writes it."""
     assert generate_cli_reference.TARGET.read_text() == generate_cli_reference.render()
+
+
+def test_the_json_reference_names_every_field() -> None:
+    """Of records, outcomes, verdicts and findings."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "json.md").read_text()
+    shown = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", page))))
+    for value in (RunRecord, Outcome, Classification, Evidence, Alternative, Finding):
+        missing = {field.name for field in dataclasses.fields(value)} - shown
+        assert not missing, f"{value.__name__}: {missing}"
 
 
 def test_every_verb_teaches_by_example() -> None:
