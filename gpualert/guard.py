@@ -14,6 +14,7 @@ import time
 
 from gpualert import child as children
 from gpualert import procfs
+from gpualert.errors import RunDirectoryError
 from gpualert.supervisor import Ending, Settings, Watch, now_boottime
 
 TYPE_CHECKING = False
@@ -41,7 +42,7 @@ class Plan:
     :param stdin: the child's standard input; None for /dev/null.
     """
 
-    __slots__ = ("observe", "resolve", "run_directory", "settings", "stdin")
+    __slots__ = ("observe", "resolve", "run", "run_directory", "settings", "stdin")
 
     def __init__(
         self,
@@ -56,6 +57,8 @@ class Plan:
         self.settings = settings
         self.stdin = stdin
         self.observe = observe
+        #: set once the number is known
+        self.run: RunDirectory | None = None
 
 
 def run(plan: Plan, go_read: int, ready_write: int) -> NoReturn:
@@ -82,6 +85,8 @@ def run(plan: Plan, go_read: int, ready_write: int) -> NoReturn:
                 os.close(to_guard_read)
                 _supervise(plan, guard, umask, go_read, ready_write, to_guard_write, error_read, error_write)
                 code = 0
+            except BaseException as error:
+                confess(plan, error)
             finally:
                 os._exit(code)
         for descriptor in (go_read, to_guard_write, error_write):
@@ -90,6 +95,8 @@ def run(plan: Plan, go_read: int, ready_write: int) -> NoReturn:
             os.close(plan.stdin)
         _Guard(plan, supervisor, to_guard_read, error_read, ready_write).keep()
         code = 0
+    except BaseException as error:
+        confess(plan, error)
     finally:
         os._exit(code)
 
@@ -133,7 +140,7 @@ def _supervise(
     if not word:
         return  # called off; the closing gate ends the child
     number = int(word)
-    run = plan.run_directory(number)
+    run = plan.run = plan.run_directory(number)
     _send(to_guard, b"R %d\n" % number)
     child = procfs.identify(pid)
     supervisor = procfs.identify(os.getpid())
@@ -150,6 +157,9 @@ def _supervise(
         "guard": guard.to_json(),
     }
     try:
+        if os.getppid() != guard.pid:
+            # Whoever reads the claim sees a dead guard, and may launch anew: so this one must not go on.
+            raise RunDirectoryError("the guard died during the launch", "internal")
         run.write_started(started)
     except Exception as error:
         _send(to_guard, b"F\n")
@@ -198,7 +208,7 @@ class _Guard:
             pass
         if self.failed or self.number is None:
             return
-        run = self.plan.run_directory(self.number)
+        run = self.plan.run = self.plan.run_directory(self.number)
         if not self.started:
             # The supervisor died before it could say that it had started; the gate closed, and the child has run
             # nothing.
@@ -345,6 +355,20 @@ def announce(descriptor: int, ending: Ending) -> None:
     """``ended <code|-> <signal|->`` for whoever started us and still listens."""
     words = ["-" if word is None else str(word) for word in (ending.code, ending.signal)]
     _send(descriptor, b"ended %s %s\n" % (words[0].encode(), words[1].encode()))
+
+
+def confess(plan: Plan, error: BaseException) -> None:
+    """A defect of ours: leave its traceback in the run directory, for whoever wonders why the other keeper took over."""
+    if plan.run is None:
+        return
+    try:
+        import traceback
+
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        descriptor = os.open(plan.run.keeper_log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.write(descriptor, text.encode("utf-8", "replace"))
+    except Exception:
+        pass
 
 
 def become_subreaper() -> bool:

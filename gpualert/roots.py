@@ -81,7 +81,8 @@ def default_roots(environ: Mapping[str, str] = os.environ) -> list[str]:
 def candidate_roots(configured: str | None, environ: Mapping[str, str] = os.environ) -> list[str]:
     """The configured root (else $GPUALERT_ROOT), then the default ones; in that order, without doubles."""
     chosen = configured or environ.get("GPUALERT_ROOT")
-    first = [os.path.normpath(expand_home(chosen, environ))] if chosen else []
+    # Absolute from here on: the keepers' working directory is /.
+    first = [os.path.abspath(expand_home(chosen, environ))] if chosen else []
     return list(dict.fromkeys([*first, *default_roots(environ)]))
 
 

@@ -106,6 +106,7 @@ class RunDirectory:
         self.stop_reserve_path = path + "/.reserve-stop"
         self.tree_reserve_path = path + "/.reserve-tree"
         self.stop_command_log_path = path + "/stop_command.log"
+        self.keeper_log_path = path + "/keeper.log"
         self.observer_path = path + "/observer"
         self.index_path = path + "/observer/index"
         self.scan_path = path + "/observer/scan.json"

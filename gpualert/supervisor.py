@@ -32,6 +32,8 @@ TICK_S = 1.0
 LEFTOVER_GRACE_S = 10.0
 #: How long ``stop_command`` may run, seconds.
 STOP_COMMAND_S = 30.0
+#: How long a disk that does not take exit.json is asked again, seconds.
+EXIT_PATIENCE_S = 600.0
 _FINGERPRINT = 64
 _WAITED = (_signal.SIGCHLD, _signal.SIGURG, *FORWARDED)
 
@@ -180,6 +182,7 @@ class Watch:
         self._heartbeat_at = 0.0
         self._stop_command: tuple[int, float] | None = None
         self._is_parent = witness != "visitor"
+        self._unwritten: dict[str, Any] | None = None
 
     # ---- the loop
 
@@ -200,6 +203,7 @@ class Watch:
                     self._give_up_on_survivors()
             if self.ending is not None and self._tree_is_done():
                 self._wait_for_stop_command()
+                self._insist_on_exit()
                 self.run.release_reserves()
                 return
             self._tend_stop_command()
@@ -304,17 +308,7 @@ class Watch:
             # Nobody saw the end: no exit.json, and the reader says LOST.
             self._announce(ending)
             return
-        self.write_exit(ending)
-        # Whoever waits reads the file, which is there; the disk may take its time.
-        self._announce(ending)
-        self.run.make_exit_durable()
-
-    def write_exit(self, ending: Ending) -> None:
-        """
-        Say once how the child ended. On a full disk the reserve is used; if even that fails, it is tried again for a
-        while.
-        """
-        value: dict[str, Any] = {
+        self._unwritten = {
             "launch_id": self.launch_id,
             "code": ending.code,
             "signal": ending.signal,
@@ -329,16 +323,32 @@ class Watch:
             "log_truncated": self.log.generation > 0,
             "rusage": ending.rusage,
         }
-        pause = 0.05
-        for _ in range(12):
-            try:
-                self.run.write_exit(value)
-                return
-            except Exception:
-                if not os.path.isdir(self.run.path):
-                    return  # deleted under us: there is nowhere to say it
-                time.sleep(pause)
-                pause *= 2
+        self._write_exit()
+        # Whoever waits reads the file, which is there; the disk may take its time.
+        self._announce(ending)
+        self.run.make_exit_durable()
+
+    def _write_exit(self) -> bool:
+        """
+        Say once how the child ended; on a full disk the reserve is used.
+
+        :return: False when the disk would not even so (read-only, say): worth another try.
+        """
+        if self._unwritten is None:
+            return True
+        try:
+            self.run.write_exit(self._unwritten)
+        except Exception:
+            if os.path.isdir(self.run.path):
+                return False
+            # deleted under us: there is nowhere to say it
+        self._unwritten = None
+        return True
+
+    def _insist_on_exit(self) -> None:
+        until = time.monotonic() + EXIT_PATIENCE_S
+        while not self._write_exit() and time.monotonic() < until:
+            time.sleep(1.0)
 
     # ---- the stop
 
