@@ -12,6 +12,11 @@ import sys
 def main() -> int:
     verb = sys.argv[1:2]
     if verb == ["run"]:
+        import _signal
+
+        if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+            # Until something is launched, Ctrl-C just ends us.
+            _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         from gpualert import foreground
 
         status = foreground.main(sys.argv[2:])

@@ -35,7 +35,6 @@ class Archive:
     digest: str
 
 
-@lru_cache(maxsize=2)
 def build(with_pynvml: bool = False) -> Archive:
     """
     The archive of the package that is running, from a checkout, an installed wheel, or an archive itself. Made once
@@ -44,6 +43,11 @@ def build(with_pynvml: bool = False) -> Archive:
     :param with_pynvml: put the module ``pynvml`` (of ``nvidia-ml-py``) beside the package.
     :raises GpuAlertError: the package's own source cannot be read, or ``pynvml`` is asked for and not installed here.
     """
+    return _build(with_pynvml)
+
+
+@lru_cache(maxsize=2)
+def _build(with_pynvml: bool) -> Archive:
     members = {f"{PACKAGE}/{name}": data for name, data in package_source().items()}
     members["__main__.py"] = _MAIN
     if with_pynvml:

@@ -24,9 +24,9 @@ PRINT_DIGEST = "from gpualert import archive; print(archive.build().digest)"
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """build() is made once per process; each test wants its own."""
-    archive.build.cache_clear()
+    archive._build.cache_clear()
     yield
-    archive.build.cache_clear()
+    archive._build.cache_clear()
 
 
 def copy_of_package(folder: Path) -> Path:
