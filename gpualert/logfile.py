@@ -169,6 +169,7 @@ class TimeIndex:
         self._fd: int | None = None
         self._last: tuple[int, int, float] | None = None
         self._held_back: tuple[int, int, float] | None = None
+        self._torn = False
         self._lines = 0
 
     # -- the writer's side
@@ -199,7 +200,8 @@ class TimeIndex:
 
     def _write(self, entry: tuple[int, int, float]) -> None:
         assert self._fd is not None
-        os.write(self._fd, b"%d %d %.3f\n" % entry)
+        line = (b"\n" if self._torn else b"") + b"%d %d %.3f\n" % entry
+        self._torn = os.write(self._fd, line) != len(line)  # a disk that is full takes what it can
         self._last = entry
         self._held_back = None
         self._lines += 1
@@ -281,11 +283,13 @@ class TimeIndex:
 def _parse(data: bytes) -> Iterator[tuple[int, int, float]]:
     for line in data.splitlines():
         words = line.split()
+        # A line torn by a writer's death or a full disk is short of a word or of decimals; its neighbours say enough.
+        if len(words) != 3 or words[2][-4:-3] != b".":
+            continue
         try:
-            generation, offset, unix_time = int(words[0]), int(words[1]), float(words[2])
-        except (ValueError, IndexError):
-            continue  # torn by a writer's death; its neighbours say enough
-        yield generation, offset, unix_time
+            yield int(words[0]), int(words[1]), float(words[2])
+        except ValueError:
+            continue
 
 
 def _first_beyond(entries: list[tuple[int, int, float]], generation: int, offset: int) -> tuple[int, int, float] | None:

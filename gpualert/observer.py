@@ -140,7 +140,7 @@ class Observer:
         size = reader.size()
         if size is not None and size > offset:
             # Before the bytes are scanned: scanning may lag behind a flood, and the index is about the writer's time.
-            self._index.append(generation, size, time.time())
+            self._note_time(generation, size)
         return self._progress.advance() > 0
 
     def _conclude(self) -> None:
@@ -148,7 +148,13 @@ class Observer:
         classification = judge(self._directory, self._progress.scanner.finish())
         verdict = dict(classification.to_json(), format_version=FORMAT_VERSION, generation=generation, offset=offset)
         write_once(self._directory.verdict_path, encode_json(verdict) + b"\n")
-        self._index.append(generation, offset, time.time(), force=True)
+        self._note_time(generation, offset, force=True)
+
+    def _note_time(self, generation: int, offset: int, force: bool = False) -> None:
+        try:
+            self._index.append(generation, offset, time.time(), force)
+        except OSError:  # the disk is full: the verdict matters more than the times
+            pass
 
     # -- waiting
 
@@ -203,7 +209,10 @@ class Observer:
         state = dict(
             self._progress.to_json(), format_version=FORMAT_VERSION, observer=None if me is None else me.to_json()
         )
-        replace(self._directory.scan_path, encode_json(state))
+        try:
+            replace(self._directory.scan_path, encode_json(state))
+        except GpuAlertError:  # the disk is full: a successor would have to scan from the start
+            pass
         self._saved_at = time.monotonic()
         self._saved_position = self._progress.reader.position
 

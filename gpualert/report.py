@@ -32,6 +32,7 @@ RESULT_AGE_TOLERANCE_S = 5.0
 _STILL_THE_SAME_CODE_S = 30.0
 _CLOCK_STEP_S = 1.0
 _WAIT_STEP_S = 0.01
+_LOOK_STEP_S = 0.1
 #: How long an observer may take from the child's end until it first saves its state, and one that is gone until the
 #: guard has started another.
 _STARTING_S = 1.0
@@ -135,7 +136,7 @@ def _classification(
 
 def _wait_for_verdict(directory: RunDirectory, elapsed_s: float | None, wait_s: float) -> Classification | None:
     """None when there is none in time, when it cannot be understood, or when nobody is there to write one."""
-    began = time.monotonic()
+    began = looked_at = time.monotonic()
     while True:
         value = directory.read_verdict()
         if value is not None:
@@ -143,9 +144,13 @@ def _wait_for_verdict(directory: RunDirectory, elapsed_s: float | None, wait_s: 
                 return Classification.from_json(value)
             except (KeyError, ValueError):  # a newer observer's words: scan with ours
                 return None
-        waited = time.monotonic() - began
-        if waited >= wait_s or not _observer_may_answer(directory, elapsed_s, waited):
+        now = time.monotonic()
+        if now - began >= wait_s:
             return None
+        if now - looked_at >= _LOOK_STEP_S or looked_at == began:
+            looked_at = now
+            if not _observer_may_answer(directory, elapsed_s, now - began):
+                return None
         time.sleep(_WAIT_STEP_S)
 
 

@@ -141,7 +141,7 @@ def test_the_index_stays_small_however_long_the_training(tmp_path: Path, monkeyp
 def test_an_index_torn_by_its_writers_death_goes_on(tmp_path: Path) -> None:
     """Half a line costs that line only."""
     path = tmp_path / "index"
-    path.write_bytes(b"0 100 1000.000\n0 20")
+    path.write_bytes(b"0 100 1000.000\n0 200 10\n0 20")
     index = TimeIndex(str(path))
     assert index.lookup(0, 50) == 1000.0
 
