@@ -170,7 +170,7 @@ class Machine(SshEndpoint):
 
     def enter(self, *command: str) -> str:
         """Run a command as root inside, whatever the cable does; returns its output."""
-        words = ["nsenter", "-t", str(self._init_pid), "-a", *command]
+        words = ["nsenter", "-t", str(self._init_pid), "-a", "--root", *command]
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)} in {self.name}: {done.stderr.strip()}")
