@@ -72,20 +72,20 @@ class RuleSet:
         self._by_name = {row.name: index for index, row in enumerate(self.rows)}
         self._words = tuple(tuple(fold_word(word) for word in row.words) for row in self.rows)
         pieces: dict[bytes, set[tuple[int, bytes]]] = {mark: set() for mark in _TRACEBACK_PIECES}
-        benign: list[int] = []
-        for index, row in enumerate(self.rows):
-            if row.role is Role.BENIGN:
-                # It only speaks on lines that interest another row.
-                benign.append(index)
-                continue
+        self._is_benign = tuple(row.role is Role.BENIGN for row in self.rows)
+        #: words of benign rows that are too short to be searched for: looked for on every line that interests a rule
+        self._short: list[tuple[int, bytes]] = []
+        for index in range(len(self.rows)):
             for word in self._words[index]:
-                pieces.setdefault(piece_of(word), set()).add((index, word))
+                if len(piece_of(word)) >= _START_BYTES:
+                    pieces.setdefault(piece_of(word), set()).add((index, word))
+                elif self._is_benign[index]:
+                    self._short.append((index, word))
         # By their first bytes: a token is walked once, with one look-up at each place.
         self._by_start: dict[bytes, tuple[tuple[bytes, tuple[tuple[int, bytes], ...]], ...]] = {}
         for piece in sorted(pieces):
             start = piece[:_START_BYTES]
             self._by_start[start] = (*self._by_start.get(start, ()), (piece, tuple(sorted(pieces[piece]))))
-        self._benign = tuple(benign)
         self._patterns: dict[int, Pattern[str]] = {}
         self._digits: dict[int, bool] = {}
 
@@ -127,9 +127,10 @@ class RuleSet:
         :return: None when the line is of no interest, () when only a traceback's reader wants it.
         """
         found = {index for index, word in rows if word in form}
-        if found:
-            words = self._words
-            found.update(index for index in self._benign if any(word in form for word in words[index]))
+        benign = self._is_benign
+        # A benign row only speaks on lines that interest another row.
+        if any(not benign[index] for index in found):
+            found.update(index for index, word in self._short if word in form)
             return tuple(sorted(found))
         return () if self.opens_traceback(form) else None
 
