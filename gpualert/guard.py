@@ -358,7 +358,7 @@ def announce(descriptor: int, ending: Ending) -> None:
 
 
 def confess(plan: Plan, error: BaseException) -> None:
-    """A defect of ours: leave its traceback in the run directory, for whoever wonders why the other keeper took over."""
+    """A defect of ours: leave its traceback in the run directory, for who wonders why the other took over."""
     if plan.run is None:
         return
     try:

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from gpualert import records
 from gpualert.errors import RunDirectoryError
 from gpualert.key import Attempt
 from gpualert.launch import launch, start_fast
+from gpualert.records import ExitStatus
+from gpualert.rundir import RunDirectory
 from gpualert.spec import LaunchSpec
 from tests.support import needs
 from tests.support.launching import Host, host
@@ -83,30 +86,20 @@ def test_a_full_disk_refuses_the_launch_and_leaves_nothing(host: Host, tmp_path:
 
 def full_disk(host: Host, tmp_path: Path) -> Path:
     """A disk of 64 KiB with our root on it, filled to the brim."""
-    needs.root()
     mount = tmp_path / "small"
     mount.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(mount)], capture_output=True)
-    if done.returncode:
-        pytest.skip(f"needs a tmpfs of its own, which this machine refuses: {done.stderr.decode().strip()}")
-    host.unmount.append(mount)
+    mount_small(host, mount, "64k")
     (mount / "root/launches").mkdir(parents=True)
     (mount / "root").chmod(0o700)
-    with open(mount / "filler", "wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-        while True:
-            file.write(b"x" * 4096)
+    fill(mount)
     return mount
 
 
 def test_the_end_is_written_although_the_disk_is_full(host: Host, tmp_path: Path) -> None:
     """The reserve, given its blocks at launch, becomes exit.json; the child's own ENOSPC is the child's."""
-    needs.root()
     mount = tmp_path / "small"
     mount.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(mount)], capture_output=True)
-    if done.returncode:
-        pytest.skip(f"needs a tmpfs of its own, which this machine refuses: {done.stderr.decode().strip()}")
-    host.unmount.append(mount)
+    mount_small(host, mount, "1m")
     record = host.run(
         "while echo a line that fills the disk, again and again and again; do :; done; exit 13",
         root=str(mount / "root"),
@@ -115,6 +108,41 @@ def test_the_end_is_written_although_the_disk_is_full(host: Host, tmp_path: Path
     assert record.run_directory.startswith(str(mount))
     assert record.exit and record.exit.code == 13
     assert os.statvfs(mount).f_bavail <= 12, "and it was full: what is free now was the reserves"
+
+
+def test_a_disk_that_takes_nothing_is_asked_again(host: Host, tmp_path: Path) -> None:
+    """Even without the reserve the end is not lost: it is announced at once, and written when the disk takes it."""
+    full = tmp_path / "small"
+    full.mkdir()
+    mount_small(host, full, "1m")
+    gate = tmp_path / "gate"
+    command = ["sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.05; done; exit 13"]
+    started = start_fast(command, root=str(full / "root"))
+    os.unlink(RunDirectory(started.run_directory).exit_reserve_path)
+    fill(full)
+    gate.touch()
+    assert os.read(started.announce, 100) == b"ended 13 -\n"
+    os.close(started.announce)
+    assert not RunDirectory(started.run_directory).has_ended()
+    (full / "filler").unlink()
+    record = records.read(started.run_directory)
+    host.records.append(record)
+    assert host.end(record).exit == ExitStatus(13, None, False)
+
+
+def mount_small(host: Host, folder: Path, size: str) -> None:
+    needs.root()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(folder)]
+    done = subprocess.run(command, capture_output=True)
+    if done.returncode:
+        pytest.skip(f"needs a tmpfs of its own, which this machine refuses: {done.stderr.decode().strip()}")
+    host.unmount.append(folder)
+
+
+def fill(folder: Path) -> None:
+    with open(folder / "filler", "wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(b"x" * 4096)
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770])
