@@ -7,7 +7,7 @@ calls it. Airflow adds no authentication to a plugin's application; the page ask
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
@@ -40,8 +40,8 @@ class GpuAlertPlugin(AirflowPlugin):
     """What Airflow loads from the entry point ``airflow.plugins``."""
 
     name = "gpualert"
-    fastapi_apps: ClassVar[list[Any]] = [{"app": LateApp(make_app), "url_prefix": URL_PREFIX, "name": "GPUAlert"}]
-    external_views: ClassVar[list[Any]] = [
+    fastapi_apps: list[Any] = [{"app": LateApp(make_app), "url_prefix": URL_PREFIX, "name": "GPUAlert"}]
+    external_views: list[Any] = [
         {
             "name": "GPU training",
             "href": f"{URL_PREFIX}/run?dag_id={{DAG_ID}}&run_id={{RUN_ID}}&task_id={{TASK_ID}}&map_index={{MAP_INDEX}}",
@@ -49,4 +49,4 @@ class GpuAlertPlugin(AirflowPlugin):
             "url_route": "gpu-training",
         }
     ]
-    operator_extra_links: ClassVar[list[Any]] = [GpuTrainingRunLink()]
+    operator_extra_links: list[Any] = [GpuTrainingRunLink()]

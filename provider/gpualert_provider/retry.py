@@ -146,9 +146,10 @@ class FailureClassRetryPolicy(RetryPolicy):
         }
         what = f"{failure.failure_class or failure.outcome.state} ({failure.domain or 'domain unknown'})"
         for kind in PRECEDENCE:
-            rule = self.rules.get((kind, names[kind]))
+            name = names[kind]
+            rule = None if name is None else self.rules.get((kind, name))
             if rule is not None:
-                return _apply(rule, what, f"rule for {kind} {names[kind]}", _matching(ledger, kind, names[kind]))
+                return _apply(rule, what, f"rule for {kind} {name}", _matching(ledger, kind, name))
         if self.default is not None:
             return _apply(self.default, what, "this policy's default", _matching(ledger, "class", names["class"]))
         if names["outlook"] is None:

@@ -1,4 +1,4 @@
-"""Airflow 3.3 can fail a task that is resumed within seconds of its deferral. With our early window and hold, none is."""
+"""Airflow 3.3 can fail a task that is resumed within seconds of its deferral. With early window and hold, none is."""
 
 from __future__ import annotations
 

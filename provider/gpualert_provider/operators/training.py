@@ -309,7 +309,7 @@ class GPUTrainingOperator(BaseOperator):
         from gpualert_provider.triggers.training import GpuTrainingTrigger
 
         record = current.record
-        assert record is not None
+        assert record is not None and current.target.conn_id is not None
         return GpuTrainingTrigger(
             conn_id=current.target.conn_id,
             host_name=current.target.host_name,
