@@ -47,7 +47,7 @@ _PYTHON_PLACES = (
 # Reads exactly the receiver and its settings from stdin: the frames behind them are not for it. No single quote may
 # stand in here.
 _LOADER = """\
-import os
+import os, sys
 def take(n):
     data = b""
     while len(data) < n:
@@ -57,7 +57,12 @@ def take(n):
         data += piece
     return data
 space = {"__name__": "gpualert_receiver"}
-exec(compile(take(int(take(8))), "<gpualert receiver>", "exec"), space)
+try:
+    exec(compile(take(int(take(8))), "<gpualert receiver>", "exec"), space)
+except ImportError as error:
+    words = "%s %s (%s)" % (sys.executable, sys.version.split()[0], error)
+    os.write(1, ("\\n@MARKER@ error python_incomplete %s\\n" % words).encode())
+    os._exit(1)
 space["main"](take(int(take(8))))
 """
 
@@ -100,10 +105,10 @@ def stage_2(nonce: str, remote_python: str | None = None) -> str:
     first = [] if remote_python is None else [_sh_quoted(remote_python)]
     pythons = first + list(_PYTHON_NAMES) + [place.replace("$h", '"$h"') for place in _PYTHON_PLACES]
     return (
-        _STAGE_2.replace("@MARKER@", marker(nonce))
+        _STAGE_2.replace("@LOADER@", _LOADER)
+        .replace("@MARKER@", marker(nonce))
         .replace("@PYTHONS@", " ".join(pythons))
         .replace("@OLDEST@", repr(OLDEST_PYTHON))
-        .replace("@LOADER@", _LOADER)
     )
 
 

@@ -357,7 +357,7 @@ class Conversation:
             return rest
         word, _, rest_of_line = line.partition(" ")
         kind, _, found = rest_of_line.partition(" ")
-        if word == "error" and kind in ("no_python", "python_too_old"):
+        if word == "error" and kind in ("no_python", "python_too_old", "python_incomplete"):
             self._give_up(events, kind, _python_message(kind, found))
         else:
             self._give_up(events, "protocol", f"the start marker: expected 'start' behind it, found {line[:200]!r}")
@@ -426,6 +426,11 @@ def _python_message(kind: str, found: str) -> str:
         return (
             f"python: expected Python {oldest} or newer on the host, found none on PATH or in the usual places;"
             " install one, or name it as remote_python"
+        )
+    if kind == "python_incomplete":
+        return (
+            f"python: expected the whole standard library, found {_printable(found.encode())}; install the full Python"
+            " (Debian's python3-minimal is not enough), or name another as remote_python"
         )
     return (
         f"python: expected Python {oldest} or newer on the host, found only {_printable(found.encode()).rstrip(', ')};"

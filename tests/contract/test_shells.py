@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gpualert import archive
+from gpualert import archive, protocol
 from tests.support import mounts, needs
 from tests.support.sshd import NOISE, Account, SshHost
 from tests.support.talk import Talk
@@ -67,6 +68,19 @@ def test_further_login_shells(
     account = account_with(busybox_sh(open_folder) if shell == "busybox" else shell)
     with Talk.over_ssh(ssh_host_with(username=account.name)) as talk:
         assert talk.hello()["user"] == account.name
+
+
+@pytest.mark.parametrize("sh", ["dash", "bash --posix", "busybox sh", "zsh --emulate sh"])
+def test_whatever_sh_is(sh: str, tmp_path: Path) -> None:
+    """``/bin/sh`` is another program on each distribution; each reads exactly what is meant for it."""
+    program, *options = sh.split()
+    conversation = protocol.Conversation(root=str(tmp_path / "root"))
+    inside = conversation.command.split("'")[1]
+    request = protocol.list_request()
+    env = {**os.environ, "HOME": str(tmp_path)}
+    with Talk([needs.program(program), *options, "-c", inside], conversation, first=request, env=env) as talk:
+        assert talk.hello()["placed"] is True
+        assert talk.frame("launches").header["launches"] == []
 
 
 def test_a_home_that_is_read_only(account_with: AccountMaker, ssh_host_with: HostMaker) -> None:
@@ -222,3 +236,22 @@ def test_a_python_that_is_no_python(tmp_path: Path) -> None:
     env = shell_path(tmp_path / "bin", **{"python3": str(shim), "python3.10": needs.interpreter("3.10")})
     with Talk.over_shell(env=env, root=str(tmp_path / "root")) as talk:
         assert talk.hello()["python"]["version"].startswith("3.10.")
+
+
+@pytest.mark.parametrize("module", ["json", "dataclasses.py"])
+def test_a_python_without_its_whole_standard_library(module: str, tmp_path: Path) -> None:
+    """As Debian's python3-minimal: the module is named, and what to install."""
+    whole = Path(needs.interpreter("3.9"))
+    library = Path(
+        subprocess.check_output([whole, "-c", "import os; print(os.path.dirname(os.__file__))"], text=True).strip()
+    )
+    (tmp_path / "bin").mkdir()
+    python = shutil.copy(whole.resolve(), tmp_path / "bin" / "python3.9")
+    (tmp_path / "lib" / library.name).mkdir(parents=True)
+    for entry in library.iterdir():
+        if entry.name != module:
+            (tmp_path / "lib" / library.name / entry.name).symlink_to(entry)
+    with Talk.over_shell(root=str(tmp_path / "root"), remote_python=str(python)) as talk:
+        refusal = talk.refusal()
+    assert refusal.kind == "python_incomplete"
+    assert module.partition(".")[0] in refusal.message and "python3-minimal" in refusal.message
