@@ -17,6 +17,8 @@ import sys
 import time
 
 NODE_ADDRESS = "10.20.0.11"
+LIBC = ctypes.CDLL(None, use_errno=True)
+MS_BIND, MS_REC = 0x1000, 0x4000
 
 
 def mount(*args):
@@ -57,30 +59,27 @@ def move_scripts(venv):
             os.chmod(path, 0o755)
 
 
-def open_private_home(python_home):
-    """An interpreter below root's home is out of reach for other users: show it in an otherwise empty home."""
-    if not python_home.startswith("/root/"):
-        return
-    os.makedirs("/opt/python")
-    mount("--bind", python_home, "/opt/python")
-    mount("-t", "tmpfs", "-o", "size=16m,mode=755", "tmpfs", "/root")
-    os.makedirs(python_home)
-    mount("--move", "/opt/python", python_home)
+def show(folder, target):
+    """Bind the folder behind an open descriptor, which can still be reached when a new mount has covered its path."""
+    os.makedirs(target, exist_ok=True)
+    if LIBC.mount(f"/proc/self/fd/{folder}".encode(), target.encode(), None, MS_BIND | MS_REC, None) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), target)
 
 
 def prepare(orders):
     name = orders["hostname"].encode()
-    ctypes.CDLL(None, use_errno=True).sethostname(name, len(name))
+    LIBC.sethostname(name, len(name))
     raise_loopback()
     mount("-t", "tmpfs", "-o", f"size={orders['shm_mib']}m", "tmpfs", "/dev/shm")
-    for folder in ("/opt", "/srv", "/mnt", "/home"):
+    kept = {path: os.open(path, os.O_RDONLY) for path in (orders["venv"], orders["python_home"]) if path}
+    for folder in ("/opt", "/srv", "/mnt", "/home", "/root"):
         os.makedirs(folder, exist_ok=True)
         mount("-t", "tmpfs", "-o", "size=512m,mode=755", "tmpfs", folder)
     if orders["venv"]:
-        os.makedirs("/opt/conda")
-        mount("--bind", orders["venv"], "/opt/conda")
+        show(kept[orders["venv"]], "/opt/conda")
         move_scripts(orders["venv"])
-        open_private_home(orders["python_home"])
+        if not os.path.exists(orders["python_home"]):
+            show(kept[orders["python_home"]], orders["python_home"])
     mount("-t", "tmpfs", "-o", "size=512m,mode=1777", "tmpfs", "/tmp")
     with open("/tmp/.hosts", "w") as hosts:
         hosts.write(f"127.0.0.1 localhost\n{NODE_ADDRESS} {orders['hostname']}\n")

@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -42,6 +43,9 @@ MODULES.update(
 )
 CGROUP_V1_MEMORY = Path("/sys/fs/cgroup/memory")
 HOSTNAME = "node01"
+JOB_PATH = "/opt/conda/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+INSIDE = str(Path(__file__).resolve().parent / "inside.py")
+UNSHARE = "unshare --fork --kill-child --mount --propagation private --uts --ipc --net --pid --mount-proc".split()
 
 
 def missing_needs(case: Case, venv: Path | None) -> list[str]:
@@ -57,6 +61,8 @@ def missing_needs(case: Case, venv: Path | None) -> list[str]:
                 lacks.append(f"module {MODULES[need]} in the environment given by --venv")
         elif shutil.which(need) is None:
             lacks.append(f"program {need}")
+    if venv is None and "python " in case.command and shutil.which("python", path=JOB_PATH) is None:
+        lacks.append("a program called python, or --venv")
     if case.memory_mib is not None and not (CGROUP_V1_MEMORY / "memory.limit_in_bytes").exists():
         lacks.append(f"a memory cgroup, version 1, at {CGROUP_V1_MEMORY}")
     return lacks
@@ -64,66 +70,79 @@ def missing_needs(case: Case, venv: Path | None) -> list[str]:
 
 def run_case(case: Case, out: Path, venv: Path | None) -> dict[str, object]:
     """
-    Run one case to its end.
+    Run one case to its end and leave its log in ``out``.
 
-    :return: name, exit_code (128+N for signal N), signal (name or None), n_lines.
-    :raises RuntimeError: the sandbox itself failed, or the case ran past its time limit.
+    :return: reproduce, exit_code (128+N for signal N), signal (name or None), n_lines.
+    :raises RuntimeError: the sandbox itself failed, the case ran past its time limit, or its signal had no occasion.
     """
     log_path = out / f"{case.name}.log"
     cgroup = make_cgroup(case)
+    try:
+        status = run_sandbox(case, log_path, venv, cgroup)
+    finally:
+        if cgroup is not None:
+            remove_cgroup(cgroup)
+    if status["timed_out"]:
+        raise RuntimeError(f"still running after {case.timeout_s} s")
+    if case.signal_when and not status["signal_sent"]:
+        raise RuntimeError(f"the output never matched {case.signal_when[0]!r}, so no signal was sent")
+    clean_log(log_path, venv)
+    code = status["returncode"]
+    name = signal.Signals(-code).name if code < 0 else None
+    n_lines = count_lines(log_path.read_bytes())
+    return {"reproduce": case.name, "exit_code": 128 - code if code < 0 else code, "signal": name, "n_lines": n_lines}
+
+
+def run_sandbox(case: Case, log_path: Path, venv: Path | None, cgroup: Path | None) -> dict:
+    """:return: what inside.py says about the job: returncode as of subprocess, timed_out, signal_sent."""
     orders = {
         "hostname": HOSTNAME,
         "venv": str(venv) if venv else "",
         "python_home": str(python_home(venv)) if venv else "",
         "env": job_environment(case),
         "cgroup": str(cgroup) if cgroup else "",
-        **{
-            key: getattr(case, key)
-            for key in ("command", "files", "project", "timeout_s", "shm_mib", "disks", "signal_when")
-        },
     }
-    command = ["unshare", "--fork", "--kill-child", "--mount", "--propagation", "private", "--uts", "--ipc", "--net"]
-    command += [
-        "--pid",
-        "--mount-proc",
-        os.path.realpath(sys.executable),
-        "-I",
-        "-S",
-        str(Path(__file__).parent / "inside.py"),
-    ]
+    for key in ("command", "files", "project", "timeout_s", "shm_mib", "disks", "signal_when"):
+        orders[key] = getattr(case, key)
     status_read, status_write = os.pipe()
-    try:
-        with open(log_path, "w+b", buffering=0) as log, tempfile.TemporaryFile() as orders_file:
-            # Several writers share the log; without O_APPEND a program that reopens it would overwrite the others.
-            fcntl.fcntl(log.fileno(), fcntl.F_SETFL, fcntl.fcntl(log.fileno(), fcntl.F_GETFL) | os.O_APPEND)
-            orders_file.write(json.dumps(orders).encode())
-            orders_file.seek(0)
-            # The sandbox writes to descriptor 3, whatever number the pipe got (bash: dash knows one digit only).
-            shell = ["bash", "-c", f'exec 3>&{status_write}; exec "$@"', "bash", *command]
+    with (
+        open(status_read, "rb") as status,
+        open(log_path, "w+b", buffering=0) as log,
+        tempfile.TemporaryFile() as orders_file,
+    ):
+        # Several writers share the log; without O_APPEND a program that reopens it would overwrite the others.
+        fcntl.fcntl(log.fileno(), fcntl.F_SETFL, fcntl.fcntl(log.fileno(), fcntl.F_GETFL) | os.O_APPEND)
+        orders_file.write(json.dumps(orders).encode())
+        orders_file.seek(0)
+        # The sandbox writes to descriptor 3, whatever number the pipe got (bash: dash knows one digit only).
+        command = [
+            "bash",
+            "-c",
+            f'exec 3>&{status_write}; exec "$@"',
+            "bash",
+            *UNSHARE,
+            sys.executable,
+            "-I",
+            "-S",
+            INSIDE,
+        ]
+        try:
             subprocess.run(
-                shell, stdin=orders_file, stdout=log, stderr=log, pass_fds=(status_write,), timeout=case.timeout_s + 60
+                command,
+                stdin=orders_file,
+                stdout=log,
+                stderr=log,
+                pass_fds=(status_write,),
+                timeout=case.timeout_s + 60,
             )
-        os.close(status_write)
-        status_write = -1
-        raw = os.read(status_read, 4096)
-    finally:
-        os.close(status_read)
-        if status_write >= 0:
+        except subprocess.TimeoutExpired:
+            raise RuntimeError("the sandbox did not end; it was killed") from None
+        finally:
             os.close(status_write)
-        if cgroup is not None:
-            cgroup.rmdir()
+        raw = status.read()
     if not raw:
-        raise RuntimeError(f"{case.name}: the sandbox failed:\n{log_path.read_text(errors='replace')[-2000:]}")
-    status = json.loads(raw)
-    if status["timed_out"]:
-        raise RuntimeError(f"{case.name}: still running after {case.timeout_s} s")
-    if case.signal_when and not status["signal_sent"]:
-        raise RuntimeError(f"{case.name}: the output never matched {case.signal_when[0]!r}, so no signal was sent")
-    clean_log(log_path, venv)
-    code = status["returncode"]
-    name = signal.Signals(-code).name if code < 0 else None
-    n_lines = count_lines(log_path.read_bytes())
-    return {"reproduce": case.name, "exit_code": 128 - code if code < 0 else code, "signal": name, "n_lines": n_lines}
+        raise RuntimeError(f"the sandbox failed:\n{log_path.read_text(errors='replace')[-2000:]}")
+    return json.loads(raw)
 
 
 def count_lines(data: bytes) -> int:
@@ -133,7 +152,7 @@ def count_lines(data: bytes) -> int:
 
 def job_environment(case: Case) -> dict[str, str]:
     env = {
-        "PATH": "/opt/conda/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "PATH": JOB_PATH,
         "HOME": "/home/alex",
         "LANG": "C.UTF-8",
         "USER": "alex",
@@ -151,6 +170,18 @@ def make_cgroup(case: Case) -> Path | None:
     folder.mkdir()
     (folder / "memory.limit_in_bytes").write_text(str(case.memory_mib << 20))
     return folder
+
+
+def remove_cgroup(folder: Path) -> None:
+    """The kernel lets go of a cgroup a moment after its last process has gone."""
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            return folder.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def python_home(venv: Path) -> Path:
