@@ -38,6 +38,66 @@ def test_a_signals_death_is_told_as_a_shell_tells_it(gpualert: Gpualert, number:
     assert done.stderr == b""
 
 
+def in_one_process(gpualert: Gpualert, code: str, *words: str) -> object:
+    """Hundreds of runs by one interpreter; what it prints last is the answer, as JSON."""
+    prologue = "import json, os, signal, sys\nfrom gpualert import cli, foreground\n"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", prologue + code, *words],
+        env=gpualert.environment,
+        cwd=gpualert.home,  # no checkout, so that git is not asked each time
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=4 * DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_exit_code_there_is(gpualert: Gpualert) -> None:
+    code = "print(json.dumps([foreground.main(['-q', '--', 'sh', '-c', f'exit {n}']) for n in range(256)]))"
+    assert in_one_process(gpualert, code) == list(range(256))
+
+
+#: Everything that ends a process by default (signal(7)); SIGRTMIN and SIGRTMAX stand for the real-time ones.
+FATAL = sorted({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 24, 25, 26, 27, 29, 30, 31, 34, 64})
+
+
+def test_every_signal_that_ends_a_process(gpualert: Gpualert, tmp_path: Path) -> None:
+    """Sent by the command to itself, with the default disposition that a shell would give it."""
+    program = tmp_path / "die.py"
+    program.write_text(
+        "import os, resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+        "os.kill(os.getpid(), int(sys.argv[1]))\n"
+    )
+    code = (
+        "run = lambda n: foreground.main(['-q', '--', sys.executable, '-S', sys.argv[1], str(n)])\n"
+        "print(json.dumps([run(int(n)) for n in sys.argv[2].split()]))\n"
+    )
+    # Python itself handles SIGINT and ignores SIGPIPE and SIGXFSZ; the next test has a shell send them.
+    numbers = [n for n in FATAL if n not in (2, 13, 25)]
+    assert in_one_process(gpualert, code, str(program), " ".join(map(str, numbers))) == [128 + n for n in numbers]
+
+
+@pytest.mark.parametrize("number", [2, 13, 25])
+def test_the_command_starts_with_default_dispositions(gpualert: Gpualert, number: int) -> None:
+    """Python ignores SIGPIPE and SIGXFSZ in itself; that must not go on to the command."""
+    done = gpualert.run("run", "-q", "--", "sh", "-c", f"ulimit -c 0; kill -{number} $$; echo survived")
+    assert (done.returncode, done.stdout) == (128 + number, b"")
+
+
+def test_every_exit_code_by_launch_and_attach(gpualert: Gpualert) -> None:
+    code = (
+        "import contextlib, io\n"
+        "def one(n):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"
+        "        assert cli.main(['launch', '--', 'sh', '-c', f'exit {n}']) == 0\n"
+        "    return cli.main(['attach', '-q', out.getvalue().strip()])\n"
+        "print(json.dumps([one(n) for n in range(256)]))\n"
+    )
+    assert in_one_process(gpualert, code) == list(range(256))
+
+
 def test_output_comes_byte_exact_and_in_the_order_written(gpualert: Gpualert, tmp_path: Path) -> None:
     """stdout and stderr are one stream in the log and here: bytes that are no text, and far more than a pipe holds."""
     program = tmp_path / "program.py"
