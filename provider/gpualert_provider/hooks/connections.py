@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import os
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -55,8 +55,8 @@ async def close(connection: asyncssh.SSHClientConnection) -> None:
     """Close, politely for at most 5 seconds; when this returns, the socket is closed."""
     connection.close()
     try:
-        await asyncio.wait_for(connection.wait_closed(), _CLOSE_S)
-    except (TimeoutError, asyncio.TimeoutError):
+        await within(connection.wait_closed(), _CLOSE_S)
+    except TimeoutError:
         connection.abort()
 
 
@@ -67,6 +67,27 @@ def detached(coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     Airflow sends what a trigger logs to the task named by a context variable, so a helper must not carry one along.
     """
     return contextvars.Context().run(asyncio.get_running_loop().create_task, coroutine)
+
+
+async def within(awaitable: Awaitable[T], limit_s: float | None) -> T:
+    """
+    The result, if it comes in time; else the work is cancelled.
+
+    Not ``asyncio.wait_for``: before Python 3.12 that one forgets a cancellation which arrives together with the result,
+    and a trigger that was cancelled once is never cancelled again.
+
+    :raises TimeoutError: it did not come in time.
+    """
+    task = asyncio.ensure_future(awaitable)
+    try:
+        await asyncio.wait({task}, timeout=limit_s)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if task.cancelled():
+        raise TimeoutError
+    return task.result()
 
 
 class _Client(asyncssh.SSHClient):
@@ -105,10 +126,10 @@ async def _connect(target: SshTarget, proxy: ProxyProcess | None) -> asyncssh.SS
         sock = await _open_socket(target) if proxy is None else proxy.socket
         limit_s = target.banner_timeout_s + target.auth_timeout_s
         try:
-            return await asyncio.wait_for(
+            return await within(
                 asyncssh.connect(target.host, target.port, sock=sock, client_factory=lambda: client, **options), limit_s
             )
-        except (TimeoutError, asyncio.TimeoutError) as error:
+        except TimeoutError as error:
             awaited = "login" if client.greeted else "the SSH banner"
             raise errors.timed_out(target.peer, awaited, limit_s) from error
         except (asyncssh.Error, OSError, ValueError) as error:
@@ -126,10 +147,10 @@ async def _connect(target: SshTarget, proxy: ProxyProcess | None) -> asyncssh.SS
 async def _open_socket(target: SshTarget) -> socket.socket:
     loop = asyncio.get_running_loop()
     try:
-        addresses = await asyncio.wait_for(
+        addresses = await within(
             loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM), target.connect_timeout_s
         )
-    except (TimeoutError, asyncio.TimeoutError) as error:
+    except TimeoutError as error:
         raise TransportError(
             "dns", f"{target.peer}: the name server did not answer within {target.connect_timeout_s:g} s."
         ) from error
@@ -141,9 +162,9 @@ async def _open_socket(target: SshTarget) -> socket.socket:
         sock = socket.socket(family, kind, proto)
         sock.setblocking(False)
         try:
-            await asyncio.wait_for(loop.sock_connect(sock, address), target.connect_timeout_s)
+            await within(loop.sock_connect(sock, address), target.connect_timeout_s)
             return sock
-        except (TimeoutError, asyncio.TimeoutError, OSError) as error:
+        except OSError as error:
             sock.close()
             first = first or error
         except BaseException:

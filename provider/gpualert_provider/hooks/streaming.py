@@ -43,6 +43,7 @@ class StreamingSession:
         self._process: asyncssh.SSHClientProcess[bytes] | None = None
         self._stderr = b""
         self._stderr_task: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[bytes] | None = None
         self._closed = False
 
     @classmethod
@@ -132,8 +133,11 @@ class StreamingSession:
         self._closed = True
         if self._process is not None:
             self._process.close()
-        if self._stderr_task is not None:
-            self._stderr_task.cancel()
+        helpers = [task for task in (self._stderr_task, self._reading) if task is not None]
+        for task in helpers:
+            task.cancel()
+        if helpers:
+            await asyncio.gather(*helpers, return_exceptions=True)
         if self._borrowed is not None:
             await self._borrowed.__aexit__(None, None, None)
 
@@ -153,11 +157,11 @@ class StreamingSession:
         self._connection = await borrowed.__aenter__()
         self._borrowed = borrowed
         try:
-            self._process = await asyncio.wait_for(
+            self._process = await connections.within(
                 self._connection.create_process(self._conversation.command, encoding=None, request_pty=False),
                 target.auth_timeout_s,
             )
-        except (TimeoutError, asyncio.TimeoutError) as error:
+        except TimeoutError as error:
             raise errors.timed_out(target.peer, "a session on the open connection", target.auth_timeout_s) from error
         except asyncssh.ChannelOpenError as error:
             raise errors.channel_refused(target.peer, f"{error.code}: {error.reason}") from error
@@ -212,8 +216,8 @@ class StreamingSession:
         limit_s = self.target.command_timeout_s
         try:
             self._process.stdin.write(data)
-            await asyncio.wait_for(self._process.stdin.drain(), limit_s)
-        except (TimeoutError, asyncio.TimeoutError) as error:
+            await connections.within(self._process.stdin.drain(), limit_s)
+        except TimeoutError as error:
             raise errors.timed_out(self.target.peer, "room to send to the host", limit_s) from error
         except (asyncssh.Error, OSError) as error:
             raise TransportError(
@@ -237,10 +241,14 @@ class StreamingSession:
                 if self._conversation.hello is not None:
                     raise
             left = None if end is None else max(0.0, end - time.monotonic())
-            try:
-                data = await asyncio.wait_for(self._process.stdout.read(_CHUNK), left)
-            except (TimeoutError, asyncio.TimeoutError):
+            if self._reading is None:
+                self._reading = connections.detached(self._process.stdout.read(_CHUNK))
+            # A read that is not done stays for the next call: cancelling one could lose what it has read.
+            if not (await asyncio.wait({self._reading}, timeout=left))[0]:
                 return None
+            reading, self._reading = self._reading, None
+            try:
+                data = reading.result()
             except (asyncssh.Error, OSError) as error:
                 raise TransportError("dropped", f"{self.target.peer}: the connection was lost ({error}).") from error
             if data:
@@ -255,9 +263,9 @@ class StreamingSession:
         assert self._process is not None and self._connection is not None
         status: int | None = None
         try:
-            await asyncio.wait_for(self._process.wait_closed(), 1.0)
+            await connections.within(self._process.wait_closed(), 1.0)
             status = self._process.exit_status
-        except (TimeoutError, asyncio.TimeoutError, asyncssh.Error, OSError):
+        except (asyncssh.Error, OSError):
             pass
         # A connection that is gone took the channel with it; then nobody has said how the command ended.
         if self._connection.is_closed() or (status is None and self._process.exit_signal is None):

@@ -26,6 +26,7 @@ from gpualert.key import split_launch_id
 from gpualert.outcome import Outcome
 from gpualert.protocol import Frame, HostError
 from gpualert.records import RunState
+from gpualert_provider.hooks import connections
 from gpualert_provider.hooks.errors import TransportError
 from gpualert_provider.hooks.streaming import StreamingSession
 from gpualert_provider.hooks.target import SshTarget
@@ -162,8 +163,8 @@ class GpuTrainingTrigger(BaseTrigger):
         it, and the new try stops or adopts it.
         """
         try:
-            await asyncio.wait_for(self._stop_if_given_up(), ON_KILL_BUDGET_S)
-        except (TimeoutError, asyncio.TimeoutError):
+            await connections.within(self._stop_if_given_up(), ON_KILL_BUDGET_S)
+        except TimeoutError:
             self.log.warning("The stop did not reach %s in %g s. %s", self.host_name, ON_KILL_BUDGET_S, self._by_hand())
         except GpuAlertError as error:
             self.log.warning("The stop was not delivered: %s %s", self._shown(error), self._by_hand())
