@@ -241,6 +241,8 @@ def _judge(trace: Mapping[str, Any], rules: RuleSet) -> Candidate | None:
             base, failure_class=row.failure_class, strength=TYPED, rule=row.name, domain=row.domain, advice=row.advice
         )
         return _by_frames(result, trace)
+    if name == "EOFError":
+        return _end_of_file(base, trace)
     by_type = EXCEPTION_CLASSES.get(name)
     if by_type is not None:
         strength = GENERIC if by_type in (_C.ASSERTION, _C.RUNTIME_ERROR) else ECHO if by_type is _C.NCCL else TYPED
@@ -248,6 +250,16 @@ def _judge(trace: Mapping[str, Any], rules: RuleSet) -> Candidate | None:
     if name in _RUNTIME_TYPES and name not in _NOT_RUNTIME:
         return replace(base, failure_class=_C.RUNTIME_ERROR)
     return replace(base, domain=_domain_of_generic(trace))
+
+
+def _end_of_file(base: Candidate, trace: Mapping[str, Any]) -> Candidate:
+    """An input that ends too early: a checkpoint, or a pipe from a process that died."""
+    packages = trace["packages"]
+    if any(any(mark in package for mark in _CHECKPOINT_FRAMES) or package.startswith("pickle") for package in packages):
+        return replace(base, failure_class=_C.CHECKPOINT_CORRUPT, strength=STATED, rule="checkpoint.end_of_file")
+    if any("multiprocessing" in package for package in packages):
+        return replace(base, failure_class=None, strength=ECHO, rule="peer.connection")
+    return base
 
 
 def _connection(base: Candidate, trace: Mapping[str, Any]) -> Candidate:

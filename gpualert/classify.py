@@ -7,6 +7,7 @@ what is only suspected, what echoes and exit status leave. Where nothing decides
 from __future__ import annotations
 
 import errno
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Mapping, Sequence
 
@@ -32,6 +33,9 @@ _D = FailureDomain
 _SIGINT, _SIGHUP, _SIGILL, _SIGABRT, _SIGBUS, _SIGFPE, _SIGKILL, _SIGSEGV, _SIGTERM = 2, 1, 4, 6, 7, 8, 9, 11, 15
 _SIGNAL_NAMES = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 10: "SIGUSR1",
                  11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ"}  # fmt: skip
+
+
+_FIRST_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 
 
 @dataclass(frozen=True)
@@ -449,13 +453,29 @@ class _Judge:
             if item.failure_class is _C.SHM_EXHAUSTED:
                 return self._from(item)
         nccl = [item for item in classed if item.failure_class is _C.NCCL]
-        if nccl and first_death is None:
+        if nccl and first_death is None and not self._another_rank_died(nccl):
             return self._from(self._best_nccl(nccl))
         cancelled = [item for item in classed if item.failure_class is _C.INTERRUPTED]
         if cancelled:
             waiting = self._waits_in_collective(cancelled[0])
             return waiting if waiting is not None else self._from(cancelled[0])
         return None
+
+    def _another_rank_died(self, nccl: Sequence[Candidate]) -> bool:
+        """A launcher names the first rank to fail, and it is none of those that lost a connection: they are its echo."""
+        for item in self.all:
+            named = _FIRST_FAILED.search(item.text) if item.rule == "echo.elastic" else None
+            if named is None:
+                continue
+            code, rank = int(named.group(1)), int(named.group(2))
+            gone = [other for other in nccl if other.offset < item.offset]
+            return (
+                code != -_SIGABRT
+                and bool(gone)
+                and all(other.rule in ("gloo.peer", "store.peer_gone", "nccl.error") for other in gone)
+                and all(other.rank is not None and other.rank != rank for other in gone)
+            )
+        return False
 
     @staticmethod
     def _best_nccl(nccl: Sequence[Candidate]) -> Candidate:
@@ -519,7 +539,7 @@ class _Judge:
             if (
                 other.failure_class is failure_class
                 and other.line != item.line
-                and other.strength >= WEAK
+                and other.strength >= min(WEAK, item.strength)
                 and len(seen) < 4
             ):
                 seen.append(other.evidence())

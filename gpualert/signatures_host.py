@@ -92,8 +92,8 @@ ROWS: tuple[Signature, ...] = (
     # -- disks and file systems -----------------------------------------------------------------------------------------
     _S("fd_limit.inotify", ("inotify",), r"(?i)inotify (?:watch|instance)\w* limit|inotify_(?:init|add_watch).{0,60}(?:too many|no space)", Role.ROOT, _C.FD_LIMIT),
     _S("fd_limit.emfile", ("too many open files", "ancdata", "emfile", "errno ] too many", "enfile"), r"(?i)too many open files|items of ancdata|\bEMFILE\b|\bENFILE\b", Role.ROOT, _C.FD_LIMIT),
-    _S("disk_full.enospc", ("no space left", "enospc", "disk is full", "disk full", "not enough free disk space", "not enough space", "out of disk", "insufficient disk", "insufficient space"),
-       r"(?i)no space left on device|\bENOSPC\b|(?:disk|filesystem|file system|volume) (?:is )?full\b|not enough (?:free )?(?:disk )?space (?:on|to|left|for|available)|out of disk space|insufficient (?:disk|free|storage) space",
+    _S("disk_full.enospc", ("no space left", "enospc", "disk is full", "disk full", "not enough free disk space", "not enough space", "out of disk", "insufficient disk", "insufficient space", "wrote only"),
+       r"(?i)no space left on device|\bENOSPC\b|(?:disk|filesystem|file system|volume) (?:is )?full\b|not enough (?:free )?(?:disk )?space (?:on|to|left|for|available)|out of disk space|Wrote only \d+ of \d+ bytes|insufficient (?:disk|free|storage) space",
        Role.ROOT, _C.DISK_FULL),
     _S("disk_full.quota", ("quota exceeded", "quota", "edquot"), r"(?i)disk quota exceeded|quota exceeded|exceed(?:s|ed)? (?:the |your |its |disk |storage )*quota|\bEDQUOT\b|over (?:disk )?quota",
        Role.ROOT, _C.DISK_FULL, proves_not="An API's quota (429) is another thing."),
@@ -134,7 +134,7 @@ ROWS: tuple[Signature, ...] = (
     _S("permission.text", ("permission denied", "operation not permitted", "access denied", "access is denied", "not permitted"), r"(?i)permission denied|operation not permitted|access (?:is )?denied", Role.WEAK, _C.PERMISSION),
     _S("file_not_found.python", ("filenotfounderror", "[errno ] no such", "notadirectoryerror", "enoent"), r"FileNotFoundError|NotADirectoryError|\[Errno (?:2|20)\] N|\bENOENT\b", Role.ROOT, _C.FILE_NOT_FOUND),
     _S("file_not_found.hdf5_tf", ("unable to open file", "unable to synchronously open", "; no such file", "not_found:", "notfounderror", "nosuchkey", "nosuchbucket", "does not appear to have a file", "failed to find any matching files", "no files were found", "no files found", "couldn't find any data file", "unable to find '", "no such file", "no data files", "entrynotfound", "not exist"),
-       r"errno = 2, error message = 'No such file|NotFoundError: .{0,300}; No such file|\bNoSuch(?:Key|Bucket)\b|does not appear to have a file named|Failed to find any matching files|[Cc]ouldn't find any data file|EntryNotFoundError|(?:[Ff]ile|[Pp]ath|[Dd]irectory|[Ff]older|[Cc]heckpoint|[Dd]ataset|[Cc]onfig(?:uration)?|[Mm]odel)(?: file| path| directory)? ['\"`<]?[\w./~:@=-]{0,300}['\"`>]? ?(?:does not|doesn't|do not) exist|No (?:data )?files (?:were )?found (?:in|at|for|matching)",
+       r"errno = 2, error message = 'No such file|NotFoundError: .{0,300}; No such file|\bNoSuch(?:Key|Bucket)\b|does not appear to have a file named|Failed to find any matching files|[Cc]ouldn't find any data file|(?<!Local)EntryNotFoundError|(?:[Ff]ile|[Pp]ath|[Dd]irectory|[Ff]older|[Cc]heckpoint|[Dd]ataset|[Cc]onfig(?:uration)?|[Mm]odel)(?: file| path| directory)? ['\"`<]?[\w./~:@=-]{0,300}['\"`>]? ?(?:does not|doesn't|do not) exist|No (?:data )?files (?:were )?found (?:in|at|for|matching)",
        Role.ROOT, _C.FILE_NOT_FOUND),
     _S("file_not_found.text", ("no such file",), r"(?i)no such file or directory", Role.WEAK, _C.FILE_NOT_FOUND),
 )  # fmt: skip
