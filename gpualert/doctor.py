@@ -73,11 +73,16 @@ def examine_connection(conn_id: str) -> list[Finding]:
     """
     What the provider's doctor says about the host of an Airflow connection.
 
-    :raises LookupError: nothing is installed that knows connections, or it does not know this one.
+    :raises LookupError: nothing is installed that knows connections, or it could not examine this one.
     """
     for entry_point in _entry_points():
-        examine_there = entry_point.load()
-        return [item if isinstance(item, Finding) else Finding(**item) for item in examine_there(conn_id)]
+        try:
+            examine_there = entry_point.load()
+            return [item if isinstance(item, Finding) else Finding(**item) for item in examine_there(conn_id)]
+        except LookupError:
+            raise
+        except Exception as error:
+            raise LookupError(f"{conn_id}: could not be examined: {type(error).__name__}: {error}") from error
     raise LookupError(
         f"{conn_id}: the host of an Airflow connection is examined from where airflow-provider-gpualert is installed; "
         f"here nothing is registered under the entry point {ENTRY_POINT_GROUP!r}. Without a name, this host is examined"

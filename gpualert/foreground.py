@@ -149,6 +149,9 @@ def run(
     except (GpuAlertError, OSError) as error:
         _say(str(error))
         return OWN_FAILURE
+    except Exception as error:  # a fault of ours must not pass for the command's status 1
+        _say(f"{type(error).__name__}: {error} (a fault of gpualert's; nothing was run)")
+        return OWN_FAILURE
     ended = stay.to_the_end(launched)
     try:
         _after(stay, ended, quiet, program, tell)
@@ -275,7 +278,12 @@ class _Stay:
         """Bring what is new in the log to the terminal. :return: whether there was anything."""
         if not self.mirroring:
             return False
-        chunks = reader.read()
+        try:
+            chunks = reader.read()
+        except OSError as error:  # the disk under the log is gone; the command's end is still announced
+            self.mirroring = False
+            _say(f"the log can no longer be read ({error.strerror or error}): {self.directory}/log")
+            return False
         for chunk in chunks:
             try:
                 write_all(1, chunk.data)

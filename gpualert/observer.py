@@ -252,7 +252,7 @@ def record_git(directory: RunDirectory) -> None:
         spec = directory.read_spec() or {}
         facts, warning = gitfacts.read_git(os.path.expanduser(spec.get("cwd") or "~"))
         value = {"format_version": FORMAT_VERSION, "git": facts, "warning": warning}
-        write_once(directory.git_path, encode_json(value) + b"\n")
+        write_once(directory.git_path, encode_json(value) + b"\n", durable=False)
     except (GpuAlertError, OSError):  # then it is not known, and the report says so
         pass
 

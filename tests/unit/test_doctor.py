@@ -179,6 +179,19 @@ def test_a_connection_is_handed_to_what_is_registered(monkeypatch) -> None:
     assert doctor.examine_connection("gpu_box") == [Finding("ssh", OK, "gpu_box")]
 
 
+def test_a_connection_that_cannot_be_examined_is_one_line(monkeypatch) -> None:
+    """Airflow's own errors, and a provider that is half installed, must not end in a stack trace."""
+
+    class Broken:
+        @staticmethod
+        def load() -> object:
+            raise ImportError("No module named 'airflow'")
+
+    monkeypatch.setattr(doctor, "_entry_points", lambda: [Broken])
+    with pytest.raises(LookupError, match="gpu_box: could not be examined: ImportError: No module named 'airflow'"):
+        doctor.examine_connection("gpu_box")
+
+
 def test_the_worst_of_several() -> None:
     assert doctor.worst([]) == OK
     assert doctor.worst([Finding("a", UNKNOWN, ""), Finding("b", OK, "")]) == UNKNOWN
