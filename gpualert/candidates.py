@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Mapping, Sequence
 
@@ -26,6 +27,7 @@ _ROLE_STRENGTH = {
     Role.ECHO: ECHO,
 }
 _NETWORK_RULES = {"rendezvous.network", "peer.connection"}
+_HUB_WORDS = re.compile(r"(?i)https?\b|httpx|httpcore|urllib|requests\.|huggingface|\bhub\b|:443\b|curl|wget|\bs3\b|mirror")
 _HUB_PACKAGES = ("huggingface_hub", "requests", "urllib3", "httpx", "aiohttp", "botocore", "boto3", "datasets", "fsspec",
                  "s3fs", "gcsfs", "transformers", "urllib", "wandb", "google", "hf_transfer", "httpcore", "modelscope")  # fmt: skip
 _RANK_PACKAGES = ("torch/distributed", "torch/_C", "deepspeed/comm", "jax/_src/distributed", "mpi4py", "horovod")
@@ -104,9 +106,12 @@ def _from_events(scan: ScanResult, rules: RuleSet) -> list[Candidate]:
             and "true" not in event.text.lower()
         ):
             strength = WEAK
+        failure_class = row.failure_class
+        if row.name == "rendezvous.network" and _HUB_WORDS.search(event.text) is not None:
+            failure_class = _C.HUB_NETWORK
         found.append(
             Candidate(
-                failure_class=row.failure_class,
+                failure_class=failure_class,
                 strength=strength,
                 rule=row.name,
                 line=event.line,
@@ -126,6 +131,9 @@ def _from_events(scan: ScanResult, rules: RuleSet) -> list[Candidate]:
 def _line_strength(rules: RuleSet, event: Event) -> float:
     row = rules[event.rule]
     strength: float = _ROLE_STRENGTH[row.role]
+    if row.name in _NETWORK_RULES and row.failure_class is not None:
+        # "ConnectError: … Connection refused": what it says is more than that it is an exception.
+        strength = GENERIC + 0.2
     if row.role is Role.ECHO and row.failure_class is not None:
         # "NCCL … Connection refused": the collective's own word is more than a suspicion about the network.
         strength = GENERIC + 0.5

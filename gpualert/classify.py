@@ -35,6 +35,7 @@ _SIGNAL_NAMES = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABR
                  11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ"}  # fmt: skip
 
 
+_BETWEEN_RANKS = re.compile(r"(?i)c10d|\brank\b|master|\bnode\b|gloo|tcp://|rendezvous|\bmpi|\bssh\b|store|socket\.cpp|worker")
 _FIRST_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 
 
@@ -237,6 +238,8 @@ class _Judge:
             if self.scan.progress > item.progress:
                 continue
             near_end = last_line - item.line <= 8
+            if near_end and item.failure_class in (_C.TIME_LIMIT, _C.PREEMPTED) and item.strength >= WEAK:
+                return self._from(item)
             if item.strength == DECISIVE and item.level != "quiet" and near_end:
                 return self._from(item)
             if (
@@ -382,6 +385,9 @@ class _Judge:
             return False
         if item.failure_class in (_C.COMMAND_NOT_FOUND, _C.NOT_EXECUTABLE):
             return self._near_end(item)
+        if item.rule == "rendezvous.network" and item.failure_class is _C.RENDEZVOUS:
+            # Anything may fail to connect somewhere; between ranks the line says so.
+            return _BETWEEN_RANKS.search(item.text) is not None and item.progress >= self.scan.progress - 2
         return item.progress >= self.scan.progress - 2
 
     def _ran_but_badly(self) -> Candidate | None:

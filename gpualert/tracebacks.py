@@ -41,6 +41,7 @@ _CAUSE = "The above exception was the direct cause of the following exception"
 _CONTEXT = "During handling of the above exception, another exception occurred"
 #: Not exceptions, although they look like one at the start of a line.
 _NOT_EXCEPTIONS = {
+    "Failures", "Failure", "Failed", "Errors", "Warnings", "Timeout", "Stop", "Exit",
     "ERROR", "INFO", "WARNING", "WARN", "DEBUG", "CRITICAL", "FATAL", "Epoch", "Step", "Loss", "Iter", "Iteration", "Time",
     "Note", "NOTE", "Usage", "usage", "File", "Name", "Type", "Value", "Thread", "wandb", "srun", "slurmstepd", "bash", "sh",
     "mpirun", "kernel", "make", "Warning", "Train", "Val", "Test", "Eval", "Exception", "http", "https", "Job", "Hint",
