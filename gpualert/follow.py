@@ -223,8 +223,8 @@ class Follower:
             when: float | None = now
             if not fresh:
                 when, end = self._from_index(chunk, start)
-                if when is None and (self._ever_caught_up or self._began_just_now(now)):
-                    when = now
+                if when is None:
+                    when = self._time_without_index(now)
             header = {"type": "log", "generation": chunk.generation, "offset": offset, "time": when}
             yield header, chunk.data[start:end]
             start = end
@@ -243,10 +243,14 @@ class Follower:
                 high = middle
         return when, low
 
-    def _began_just_now(self, now: float) -> bool:
-        """Nothing of the log can be older than a step of the index."""
-        began = self.record.started_at
-        return began is not None and 0 <= now - began <= TimeIndex.FIRST_STEP_S
+    def _time_without_index(self, now: float) -> float | None:
+        """A time not later than the truth by more than a step of the index; else None."""
+        if self._ever_caught_up:
+            return now
+        began, ended = self.record.started_at, self.record.ended_at
+        latest = now if ended is None else ended
+        short = began is not None and 0 <= latest - began <= TimeIndex.FIRST_STEP_S
+        return latest if short else None
 
     # ---- small things
 

@@ -338,11 +338,16 @@ def test_the_end_waits_for_what_was_left_behind(open_talk: Callable[[], Talk]) -
     assert ended.header["outcome"]["survivors"] == []
 
 
-def test_log_frames_carry_the_hosts_time(open_talk: Callable[[], Talk]) -> None:
-    """Within the launch's own times, and never backwards."""
+def test_log_frames_carry_the_hosts_time(open_talk: Callable[[], Talk], tmp_path: Path) -> None:
+    """What comes while somebody follows has a time: within the launch's own life, and never backwards."""
     talk = open_talk()
-    record = launch(talk, "for i in 1 2 3 4; do echo $i; sleep 0.2; done")
-    logs, _ = talk.follow_to_end(protocol.follow_request(record["launch_id"]))
-    times = [log.header["time"] for log in logs]
-    assert None not in times and times == sorted(times)
-    assert times[0] >= record["started_at"]
+    steps = "; ".join(f"echo {n}; {waits_for(tmp_path / str(n))}" for n in range(4))
+    record = launch(talk, steps)
+    talk.conversation.send(protocol.follow_request(record["launch_id"]))
+    times = []
+    for number in range(4):
+        times.append(read_logs(talk, 2)[-1].header["time"])
+        (tmp_path / str(number)).touch()
+    outcome = talk.frame("ended").header["outcome"]
+    assert None not in times[1:] and times[1:] == sorted(times[1:])
+    assert record["started_at"] <= times[1] and times[-1] - times[1] <= outcome["duration_s"] + 1

@@ -47,9 +47,9 @@ class Launch:
         with open(self.files.log_path, "ab") as log:
             log.write(data)
 
-    def end(self, code: int = 0, *, tree: bool = True) -> None:
+    def end(self, code: int = 0, *, tree: bool = True, ended_at: float = 1_000_001.0) -> None:
         self.files.write_exit(
-            {"code": code, "signal": None, "ended_at": 1.0, "elapsed_s": 1.0, "witness": "supervisor"}
+            {"code": code, "signal": None, "ended_at": ended_at, "elapsed_s": 1.0, "witness": "supervisor"}
         )
         if tree:
             self.end_tree()
@@ -159,6 +159,16 @@ def test_old_bytes_carry_the_time_of_the_index(launch: Launch, clock: Clock) -> 
     messages = follower(launch, clock).poll()
     logs = [(h["offset"], h["time"], p) for h, p in messages if h["type"] == "log"]
     assert logs == [(0, 1.0, b"a" * 10), (10, 5.0, b"b" * 10), (20, None, b"c" * 10)]
+
+
+@pytest.mark.parametrize(("lasted_s", "expected"), [(0.2, True), (500.0, False)])
+def test_bytes_that_no_index_knows(lasted_s: float, expected: bool, launch: Launch, clock: Clock) -> None:
+    """A launch too short for an index has one time; of a longer one nobody knows which byte came when."""
+    launch.say(b"x")
+    launch.end(ended_at=clock.now + lasted_s)
+    clock.now += 7200
+    ((header, _),) = [m for m in follower(launch, clock).poll() if m[0]["type"] == "log"]
+    assert header["time"] == (1_000_000.0 + lasted_s if expected else None)
 
 
 def test_fresh_bytes_carry_the_time_of_now(launch: Launch, clock: Clock) -> None:
