@@ -1,7 +1,7 @@
 """Start one process with its output in the log, and end a tree of processes.
 
 The child is forked early, while the launcher is still busy with the disk, and waits at a gate (a pipe). What comes
-through is the number of its run directory; if the pipe closes instead, it ends without having run anything. So a
+through is the path of its run directory; if the pipe closes instead, it ends without having run anything. So a
 command whose ``started.json`` does not exist has not run.
 """
 
@@ -28,15 +28,17 @@ KILL_PATIENCE_S = 5.0
 
 
 def fork(
-    resolve: Callable[[int], tuple[str, Execution]], stdin: int | None, umask: int, error_write: int
+    resolve: Callable[[str], tuple[str, Execution]], stdin: int | None, umask: int, error_write: int
 ) -> tuple[int, int]:
     """
     Fork the child and leave it waiting at its gate.
 
-    :param resolve: from the launch number to (log path, what to execute); called in the child once the gate opens.
+    :param resolve: from the run directory's path to (log path, what to execute); called in the child once the gate
+        opens.
     :param stdin: descriptor that becomes its standard input; None for /dev/null.
     :param error_write: pipe on which it reports the errno of a failed start; closed by a successful exec.
-    :return: (pid, write end of the gate). Write ``b"<number>\\n"`` to let it run; close it to call it off.
+    :return: (pid, write end of the gate). Write the run directory's path and a NUL to let it run; close it to call it
+        off.
     """
     gate_read, gate_write = os.pipe()
     pid = os.fork()
@@ -56,17 +58,17 @@ def fork(
 
 
 def _run(
-    gate: int, resolve: Callable[[int], tuple[str, Execution]], stdin: int | None, umask: int, error_write: int
+    gate: int, resolve: Callable[[str], tuple[str, Execution]], stdin: int | None, umask: int, error_write: int
 ) -> NoReturn:
     code = 126
     try:
         word = b""
-        while not word.endswith(b"\n"):
-            piece = os.read(gate, 64)
+        while not word.endswith(b"\0"):
+            piece = os.read(gate, 8192)
             if not piece:
                 raise OSError(errno.ECANCELED, "called off")
             word += piece
-        log_path, (argv, env, cwd) = resolve(int(word))
+        log_path, (argv, env, cwd) = resolve(os.fsdecode(word[:-1]))
         # One open file for both, so the log has the order in which things were written.
         log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         os.dup2(log, 1)

@@ -246,8 +246,9 @@ def tend(run: RunDirectory) -> bool:
     late = settings.deadline_s is not None and now_boottime() >= started["clock_boottime_s"] + settings.deadline_s
     if not run.stop_requested() and not late:
         return False
-    if run.read_stopping() is not None and time.time() - (run.heartbeat_at() or 0.0) < 2 * rundir.HEARTBEAT_S:
-        return True  # another visitor is at it, and beats
+    stopping = run.read_stopping() or {}
+    if stopping.get("by") and procfs.alive(procfs.ProcessIdentity.from_json(stopping["by"])):
+        return True  # somebody is at it
     pid = os.fork()
     if pid == 0:
         try:

@@ -15,6 +15,7 @@ import time
 from gpualert import child as children
 from gpualert import procfs
 from gpualert.errors import RunDirectoryError
+from gpualert.rundir import RunDirectory
 from gpualert.supervisor import Ending, Settings, Watch, now_boottime
 
 TYPE_CHECKING = False
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from typing import Any, Callable, NoReturn
 
     from gpualert.child import Execution
-    from gpualert.rundir import RunDirectory
 
 #: The observer is started so long after the child: a run that ends sooner is classified by whoever asks.
 OBSERVER_DELAY_S = 0.25
@@ -37,27 +37,24 @@ class Plan:
     """
     All that guard, supervisor and child need, handed over by fork, so that no secret touches a disk or a command line.
 
-    :param run_directory: from the launch number to the run directory.
     :param resolve: from the run directory to what the child executes.
     :param stdin: the child's standard input; None for /dev/null.
     """
 
-    __slots__ = ("observe", "resolve", "run", "run_directory", "settings", "stdin")
+    __slots__ = ("observe", "resolve", "run", "settings", "stdin")
 
     def __init__(
         self,
-        run_directory: Callable[[int], RunDirectory],
         resolve: Callable[[RunDirectory], Execution],
         settings: Settings,
         stdin: int | None,
         observe: bool,
     ) -> None:
-        self.run_directory = run_directory
         self.resolve = resolve
         self.settings = settings
         self.stdin = stdin
         self.observe = observe
-        #: set once the number is known
+        #: set once the word is given
         self.run: RunDirectory | None = None
 
 
@@ -65,8 +62,8 @@ def run(plan: Plan, go_read: int, ready_write: int) -> NoReturn:
     """
     The life of the guard, in the process just forked for it.
 
-    :param go_read: ``b"<number>\\n"`` comes when the claim is made and the run directory exists; its closing calls the
-        launch off.
+    :param go_read: the run directory's path and a NUL come when it exists and is claimed; its closing calls the launch
+        off.
     :param ready_write: gets ``started <child> <supervisor> <guard>`` or ``error <kind> <message>``, and at the end
         ``ended <code|-> <signal|->``.
     """
@@ -127,27 +124,26 @@ def _supervise(
     error_read: int,
     error_write: int,
 ) -> None:
-    def execution(number: int) -> tuple[str, Execution]:
-        run = plan.run_directory(number)
+    def execution(path: str) -> tuple[str, Execution]:
+        run = RunDirectory(path)
         return run.log_path, plan.resolve(run)
 
     pid, gate = children.fork(execution, plan.stdin, umask, error_write)
     os.close(error_write)
     if plan.stdin is not None:
         os.close(plan.stdin)
-    word = _read_line(go_read)
+    word = _read_word(go_read)
     os.close(go_read)
     if not word:
         return  # called off; the closing gate ends the child
-    number = int(word)
-    run = plan.run = plan.run_directory(number)
-    _send(to_guard, b"R %d\n" % number)
+    run = plan.run = RunDirectory(os.fsdecode(word))
+    _send(to_guard, b"R " + word + b"\n")
     child = procfs.identify(pid)
     supervisor = procfs.identify(os.getpid())
     assert child is not None and supervisor is not None
     started: dict[str, Any] = {
         "launch_id": run.launch_id,
-        "number": number,
+        "number": run.number,
         "started_at": time.time(),
         "clock_monotonic_s": time.monotonic(),
         "clock_boottime_s": now_boottime(),
@@ -168,10 +164,11 @@ def _supervise(
             ready_write, b"error %s %s\n" % (kind.encode(), str(error).encode("utf-8", "replace").replace(b"\n", b" "))
         )
         return
-    _send(to_guard, b"S\n")
-    _send(gate, b"%d\n" % number)
+    os.write(gate, word + b"\0")
     os.close(gate)
-    _send(ready_write, b"started %d %d %d\n" % (pid, supervisor.pid, guard.pid))
+    # In this order: a guard that did not hear of the start tells it once more.
+    _send(ready_write, started_line(started))
+    _send(to_guard, b"S\n")
     protect()
     Watch(
         run,
@@ -192,7 +189,6 @@ class _Guard:
         self.messages = messages
         self.error_read = error_read
         self.ready_write = ready_write
-        self.number: int | None = None
         self.failed = False
         self.started = False
         self.generation = 0
@@ -206,9 +202,9 @@ class _Guard:
     def keep(self) -> None:
         while not (self.started or self.failed) and self._receive():
             pass
-        if self.failed or self.number is None:
+        run = self.plan.run
+        if self.failed or run is None:
             return
-        run = self.plan.run = self.plan.run_directory(self.number)
         if not self.started:
             # The supervisor died before it could say that it had started; the gate closed, and the child has run
             # nothing.
@@ -256,7 +252,7 @@ class _Guard:
         for line in lines:
             word, _, rest = line.partition(b" ")
             if word == b"R":
-                self.number = int(rest)
+                self.plan.run = RunDirectory(os.fsdecode(rest))
             elif word == b"S":
                 self.started = True
             elif word == b"F":
@@ -296,6 +292,8 @@ class _Guard:
         started = run.read_started()
         if started is None:
             return
+        if not self.started:
+            _send(self.ready_write, started_line(started))
         self.watch = watch = Watch(
             run,
             started,
@@ -311,8 +309,8 @@ class _Guard:
 
     def start_observer(self) -> None:
         self.observer_starts += 1
-        assert self.number is not None
-        run = self.plan.run_directory(self.number)
+        run = self.plan.run
+        assert run is not None
         try:
             pid = os.fork()
         except OSError:
@@ -349,6 +347,12 @@ class _Guard:
                 os.kill(self.observer, _signal.SIGKILL)
                 left = 1.0
             _signal.sigtimedwait((_signal.SIGCHLD,), left)
+
+
+def started_line(started: dict[str, Any]) -> bytes:
+    """``started <child> <supervisor> <guard>`` for the launcher."""
+    pids = [started[who]["pid"] for who in ("child", "supervisor", "guard")]
+    return b"started %d %d %d\n" % (pids[0], pids[1], pids[2])
 
 
 def announce(descriptor: int, ending: Ending) -> None:
@@ -429,14 +433,12 @@ def _send(descriptor: int, line: bytes) -> None:
         pass
 
 
-def _read_line(descriptor: int) -> bytes:
-    line = b""
-    while not line.endswith(b"\n"):
-        try:
-            piece = os.read(descriptor, 1)
-        except InterruptedError:
-            continue
+def _read_word(descriptor: int) -> bytes:
+    """What comes before a NUL; empty when the other end is closed instead."""
+    word = b""
+    while not word.endswith(b"\0"):
+        piece = os.read(descriptor, 8192)
         if not piece:
             return b""
-        line += piece
-    return line
+        word += piece
+    return word[:-1]

@@ -6,6 +6,8 @@ ids stand only inside JSON.
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Sequence
@@ -105,7 +107,8 @@ def split_launch_id(launch_id: str) -> tuple[str, int]:
 
 def _sha256(data: bytes) -> str:
     # The interpreter's own, where it has one under the name of its version: hashlib loads OpenSSL first, 5 to 10 ms.
-    for name in ("_sha2", "_sha256", "hashlib"):
+    own = "_sha2" if sys.version_info >= (3, 12) else "_sha256"
+    for name in (own, "hashlib"):
         try:
             found = __import__(name)
         except ImportError:

@@ -20,7 +20,7 @@ from gpualert.supervisor import Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Mapping, Sequence
+    from typing import Any, Mapping, Sequence
 
     from gpualert.child import Execution
     from gpualert.records import RunRecord
@@ -106,43 +106,38 @@ def launch(
     def settled(run: RunDirectory) -> bool:
         return records.read(run.path).state.ended
 
-    def claim_it(guard: procfs.ProcessIdentity, number: int) -> None:
-        value = _claim_value(key, attempt, number, chosen, guard, spec.label, archive_digest)
-        value["warnings"] = [
-            f"{root.path}: passed over as a place for run directories: {root.why}"
-            for root in roots[: roots.index(chosen)]
-        ] + (at_logout or [])
-        if not claim.take(roots, chosen, key, attempt, number, value):
-            raise _Lost
-
-    def take_back(number: int) -> None:
-        claim.withdraw(claim.folders(roots, chosen, key.directory_name), number)
-
-    def prepare(run: RunDirectory) -> None:
-        rundir.write_file(run.spec_path, rundir.encode_json(spec.to_json()) + b"\n")
-        shell.write_scripts(spec, run)
-
-    plan = Plan(
-        folder.run_directory,
-        resolve,
-        Settings.from_spec(spec.to_json()),
-        None,
-        observe=True,
-    )
+    plan = Plan(resolve, Settings.from_spec(spec.to_json()), None, observe=True)
+    passed_over = [
+        f"{root.path}: passed over as a place for run directories: {root.why}" for root in roots[: roots.index(chosen)]
+    ]
     at_logout: list[str] | None = None
     while True:
         number, existing = claim.decide(roots, chosen, key, attempt, after, settled)
         if existing is not None:
             return "existing", records.read(existing.path)
-        run = folder.run_directory(number)
+        run = None
         if at_logout is None:
             at_logout = survival.prepare()  # before anything is forked, which then lives where we live
+        starting = _Starting(plan)
         try:
-            _, ready = _begin(plan, run, claim_it, prepare, take_back)
+            value = _claim_value(key, attempt, number, chosen, starting.guard, spec.label, archive_digest)
+            value["warnings"] = passed_over + at_logout
+            if not claim.take(roots, chosen, key, attempt, number, value):
+                raise _Lost
+            run = folder.run_directory(number)
+            run.create()
+            rundir.write_file(run.spec_path, rundir.encode_json(spec.to_json()) + b"\n")
+            shell.write_scripts(spec, run)
+            starting.give_word(run)
         except _Lost:
+            starting.call_off(None)
             time.sleep(os.urandom(1)[0] / 10000.0)  # two that made way for each other do not meet again
             continue
-        os.close(ready)
+        except BaseException:
+            if starting.call_off(run) and run is not None:
+                claim.withdraw(claim.folders(roots, chosen, key.directory_name), number)
+            raise
+        os.close(starting.ready)
         return "launched", records.read(run.path)
 
 
@@ -167,104 +162,120 @@ def start_fast(
     :raises RunDirectoryError: kinds ``no_root``, ``disk``; nothing is left behind.
     :raises InvalidSpec: kind ``cwd_missing``.
     """
-    slug = os.path.basename(argv[0]) if argv[0] else "run"
-    key = LaunchKey(("foreground", os.urandom(12).hex()), slug)
-    attempt = Attempt(1, os.urandom(4).hex())
     here = os.getcwd() if cwd is None else rundir.expand_home(cwd, environ)
     if cwd is not None and not (os.path.isdir(here) and os.access(here, os.X_OK)):
         raise InvalidSpec(f"cwd: expected a folder, found {_what_is(here)} at {here}", "cwd_missing")
-    chosen, _ = rundir.choose_root(root, environ)
-    folder = KeyDirectory(chosen.launches + "/" + key.directory_name)
-    words = [os.fsencode(word) for word in argv]
-    child_env = _child_environment(environ, here, env or {}, _KEPT_IN_FOREGROUND)
-    spec = {
-        "command": list(argv),
-        "cwd": here,
-        "env": dict(env or {}),
-        "deadline_s": deadline_s,
-        "grace_period_s": grace_period_s,
-        "leftovers": leftovers,
-        "label": label,
-        "root": root,
-    }
 
     def resolve(run: RunDirectory) -> Execution:
+        # In the child, while the disk is busy with the launcher's files.
+        child_env = _child_environment(environ, here, env or {}, _KEPT_IN_FOREGROUND)
         child_env[procfs.TAG.encode()] = run.launch_id.encode()
-        return words, child_env, os.fsencode(here)
+        return [os.fsencode(word) for word in argv], child_env, os.fsencode(here)
 
-    def claim_it(guard: procfs.ProcessIdentity, number: int) -> None:
+    starting = _Starting(Plan(resolve, Settings(deadline_s, grace_period_s, leftovers=leftovers), stdin, observe=True))
+    run = folder = None
+    try:
+        key = LaunchKey(("foreground", os.urandom(12).hex()), os.path.basename(argv[0]))
+        attempt = Attempt(1, os.urandom(4).hex())
+        chosen, _ = rundir.choose_root(root, environ)
+        folder = KeyDirectory(chosen.launches + "/" + key.directory_name)
         folder.create(key.to_json())
         folder.mark_attempt(attempt)
-        folder.claim(number, _claim_value(key, attempt, number, chosen, guard, label, None), durable=False)
-
-    def prepare(run: RunDirectory) -> None:
+        folder.claim(1, _claim_value(key, attempt, 1, chosen, starting.guard, label, None), durable=False)
+        run = folder.run_directory(1)
+        run.create()
+        spec = {
+            "command": list(argv),
+            "cwd": here,
+            "env": dict(env or {}),
+            "deadline_s": deadline_s,
+            "grace_period_s": grace_period_s,
+            "leftovers": leftovers,
+            "label": label,
+            "root": root,
+        }
         rundir.write_file(run.spec_path, rundir.encode_json(spec) + b"\n")
-
-    def withdraw(number: int) -> None:
-        folder.discard(number)
-
-    settings = Settings(deadline_s, grace_period_s, leftovers=leftovers)
-    plan = Plan(folder.run_directory, resolve, settings, stdin, observe=True)
-    pids, ready = _begin(plan, folder.run_directory(1), claim_it, prepare, withdraw)
-    return FastLaunch(folder.run_directory(1), ready, pids)
+        pids = starting.give_word(run)
+    except BaseException:
+        if starting.call_off(run) and folder is not None:
+            folder.discard(1)
+        raise
+    return FastLaunch(run, starting.ready, pids)
 
 
 class _Lost(Exception):
     """Another launcher has the number."""
 
 
-def _begin(
-    plan: Plan,
-    run: RunDirectory,
-    claim_it: Callable[[procfs.ProcessIdentity, int], None],
-    prepare: Callable[[RunDirectory], None],
-    withdraw: Callable[[int], None],
-) -> tuple[tuple[int, int, int], int]:
+class _Starting:
     """
-    Fork the guard, claim, fill the run directory, and give the word.
+    Guard, supervisor and child, forked and waiting for the word.
 
-    :return: (pids of child, supervisor, guard), read end of the guard's pipe.
+    :ivar ready: read end of the guard's pipe.
     """
-    go_read, go_write = os.pipe()
-    ready_read, ready_write = os.pipe()
-    guard_pid = os.fork()
-    if guard_pid == 0:
+
+    def __init__(self, plan: Plan) -> None:
+        go_read, self._go = os.pipe()
+        self.ready, ready_write = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.close(self._go)
+                os.close(self.ready)
+                guards.run(plan, go_read, ready_write)
+            finally:
+                os._exit(1)
+        os.close(go_read)
+        os.close(ready_write)
+        self._word_given = False
+        self._refused = False
+        found = procfs.identify(self._pid)
+        if found is None:
+            self.call_off(None)
+            raise GpuAlertError(f"the guard (pid {self._pid}) died before the launch")
+        self.guard = found
+
+    def give_word(self, run: RunDirectory) -> tuple[int, int, int]:
+        """
+        Let it run, and wait until ``started.json`` is durable.
+
+        :return: pids of child, supervisor, guard.
+        :raises RunDirectoryError: the supervisor could not write it.
+        """
         try:
-            os.close(go_write)
-            os.close(ready_read)
-            guards.run(plan, go_read, ready_write)
-        finally:
-            os._exit(1)
-    os.close(go_read)
-    os.close(ready_write)
-    claimed = False
-    try:
-        guard = procfs.identify(guard_pid)
-        if guard is None:
-            raise GpuAlertError(f"the guard (pid {guard_pid}) died before the launch")
-        claim_it(guard, run.number)
-        claimed = True
-        run.create()
-        prepare(run)
-        _write_line(go_write, b"%d\n" % run.number)
-        words = _read_line(ready_read).split(None, 2)
+            os.write(self._go, os.fsencode(run.path) + b"\0")
+            self._word_given = True
+        except OSError as error:
+            raise GpuAlertError(f"the supervisor died before the launch ({error.strerror})") from error
+        words = _read_line(self.ready).split(None, 2)
         if words[:1] != [b"started"]:
+            self._refused = True
             if words[:1] == [b"error"]:
                 raise RunDirectoryError(words[2].decode("utf-8", "replace"), words[1].decode())
             raise GpuAlertError(f"{run.path}: guard and supervisor died before the child was started")
-        child, supervisor, guard_told = (int(word) for word in b" ".join(words[1:]).split())
-    except BaseException:
+        os.close(self._go)
+        _guards.append(self._pid)
+        child, supervisor, guard = (int(word) for word in b" ".join(words[1:]).split())
+        return child, supervisor, guard
+
+    def call_off(self, run: RunDirectory | None) -> bool:
+        """
+        End those who wait, and remove the run directory.
+
+        :return: False when it may have started all the same (we were interrupted): then all is left as it is.
+        """
         # Closed before anything is taken back: the guard sees it and ends, and so does the waiting child.
-        os.close(go_write)
-        os.close(ready_read)
-        os.waitpid(guard_pid, 0)
-        if claimed and not run.has_started():
+        os.close(self._go)
+        os.close(self.ready)
+        if self._word_given and not self._refused:
+            _guards.append(self._pid)
+            return False
+        os.waitpid(self._pid, 0)
+        if run is not None:
+            if run.has_started():
+                return False
             _remove_tree(run.path)
-            withdraw(run.number)
-        raise
-    os.close(go_write)
-    _guards.append(guard_pid)
-    return (child, supervisor, guard_told), ready_read
+        return True
 
 
 def _claim_value(
@@ -347,13 +358,6 @@ def _collect_guards() -> None:
                 _guards.remove(pid)
         except ChildProcessError:
             _guards.remove(pid)
-
-
-def _write_line(descriptor: int, line: bytes) -> None:
-    try:
-        os.write(descriptor, line)
-    except OSError as error:
-        raise GpuAlertError(f"the supervisor died before the launch ({error.strerror})") from error
 
 
 def _read_line(descriptor: int) -> bytes:

@@ -259,12 +259,13 @@ def _read(run: RunDirectory) -> RunRecord:
         heartbeat_age_s=None if heartbeat_at is None else max(0.0, time.time() - heartbeat_at),
         heartbeat_since_boot=None if heartbeat_at is None else heartbeat_at > procfs.boot_time() + 5.0,
     )
-    liveness = _liveness(claim, started) if end is None and not abandoned else Liveness()
+    stopping = run.read_stopping()
+    liveness = _liveness(claim, started, stopping) if end is None and not abandoned else Liveness()
     state, lost_reason, note = derive_state(facts, liveness)
     supervised = None
     if end is None and started is not None and liveness.here and (liveness.child or liveness.keeper):
         supervised = liveness.keeper
-    stop, stopping, tree, spec = run.read_stop(), run.read_stopping(), run.read_tree(), run.read_spec()
+    stop, tree, spec = run.read_stop(), run.read_tree(), run.read_spec()
     attempt = claim.get("attempt")
     child = started_facts.get("child") or {}
     place = child or claim.get("guard") or {}
@@ -310,10 +311,15 @@ def _read(run: RunDirectory) -> RunRecord:
     )
 
 
-def _liveness(claim: Mapping[str, Any], started: Mapping[str, Any] | None) -> Liveness:
+def _liveness(
+    claim: Mapping[str, Any], started: Mapping[str, Any] | None, stopping: Mapping[str, Any] | None
+) -> Liveness:
     if started is not None:
         child = procfs.ProcessIdentity.from_json(started["child"])
         keepers = [procfs.ProcessIdentity.from_json(started[name]) for name in ("supervisor", "guard")]
+        if stopping is not None and stopping.get("by"):
+            # Perhaps a visitor, who stops what the dead keepers cannot.
+            keepers.append(procfs.ProcessIdentity.from_json(stopping["by"]))
         return Liveness(procfs.same_place(child), procfs.alive(child) is True, _any_alive(keepers))
     if not claim.get("guard"):
         return Liveness(None)

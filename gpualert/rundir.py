@@ -234,8 +234,8 @@ class RunDirectory:
         """:return: False when a stop was requested before; that one stands."""
         return self._write(self.stop_path, value, self.stop_reserve_path)
 
-    def write_stopping(self, value: dict[str, Any]) -> bool:
-        return self._write(self.stopping_path, value)
+    def write_stopping(self, value: dict[str, Any]) -> None:
+        replace(self.stopping_path, self._encode(value), durable=True)
 
     def write_tree(self, value: dict[str, Any]) -> bool:
         return self._write(self.tree_path, value, self.tree_reserve_path)

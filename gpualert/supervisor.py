@@ -228,6 +228,7 @@ class Watch:
             self._stopping = self.stopped_by = str(before.get("why") or "request")
             at = before.get("clock_boottime_s")
             self._kill_at = (at if isinstance(at, (int, float)) else now_boottime()) + self.settings.grace_period_s
+            self._sign_stopping(before)
         if ending is not None:
             self._ended(ending)
 
@@ -364,16 +365,25 @@ class Watch:
     def _stop(self, why: str) -> None:
         self._stopping = self.stopped_by = why
         self._kill_at = now_boottime() + self.settings.grace_period_s
+        if self.witness == "visitor":
+            # Nobody else is left to speak for the launch: readers must know of us before the child can end.
+            self._sign_stopping({"why": why, "at": time.time(), "clock_boottime_s": now_boottime()})
         # The signal before the file: the disk may be slow.
         if self.settings.grace_period_s > 0:
             self._signal_group(self.settings.stop_signal)
             self._signal_group(_signal.SIGCONT)  # a stopped process cannot react
-        try:
-            self.run.write_stopping({"why": why, "at": time.time(), "clock_boottime_s": now_boottime()})
-        except Exception:
-            pass  # for readers, and for whoever takes over
+        if self.witness != "visitor":
+            self._sign_stopping({"why": why, "at": time.time(), "clock_boottime_s": now_boottime()})
         if self.settings.stop_command:
             self._start_stop_command(self.settings.stop_command)
+
+    def _sign_stopping(self, value: dict[str, Any]) -> None:
+        """Say, for readers and for whoever takes over, that the tree is being stopped, and that we do it."""
+        by = procfs.identify(os.getpid())
+        try:
+            self.run.write_stopping(dict(value, by=None if by is None else by.to_json()))
+        except Exception:
+            pass  # the stop matters more
 
     def _signal_group(self, number: int) -> None:
         try:

@@ -137,7 +137,7 @@ def test_who_leaves_group_session_parents_and_environment_is_found(host: Host, t
     assert os.getsid(pid) not in (host.pid(record, "guard"), host.pid(record, "child"))
     assert not procfs.is_tagged(pid, record.launch_id)
     stop(record)
-    tree = wait_until(RunDirectory(record.run_directory).read_tree, deadline_s=15, what="tree.json")
+    tree = wait_until(RunDirectory(record.run_directory).read_tree, deadline_s=60, what="tree.json")
 
     assert gone(pid)
     assert pid in [one["pid"] for one in tree["killed"]]
@@ -149,7 +149,7 @@ def test_the_tree_is_stopped_whole_at_the_deadline_too(host: Host, tmp_path: Pat
     where = tmp_path / "fugitive"
     record = host.launch(f"sleep 0.7; {fugitive(where)}; trap '' TERM; sleep 600", deadline_s=2.0, grace_period_s=0.3)
     ended = host.end(record)
-    wait_until(RunDirectory(record.run_directory).read_tree, deadline_s=15, what="tree.json")
+    wait_until(RunDirectory(record.run_directory).read_tree, deadline_s=60, what="tree.json")
 
     assert (ended.state, ended.stopped_by) == (RunState.TIMED_OUT, "deadline")
     assert gone(int(where.read_text()))
@@ -164,7 +164,7 @@ def test_what_is_left_behind_is_ended(host: Host, tmp_path: Path) -> None:
         grace_period_s=0.5,
     )
     ended = host.end(record)
-    tree = wait_until(RunDirectory(record.run_directory).read_tree, deadline_s=15, what="tree.json")
+    tree = wait_until(RunDirectory(record.run_directory).read_tree, deadline_s=60, what="tree.json")
 
     assert (ended.state, ended.exit) == (RunState.FAILED, ExitStatus(3, None, False))
     assert int(left.read_text()) in [one["pid"] for one in tree["killed"]]
@@ -267,7 +267,7 @@ def test_a_survivor_is_listed_not_hidden(host: Host, tmp_path: Path, monkeypatch
     )[0]
     # As root we do not even look into nobody's root; so the request is written as nobody's own stop would write it.
     RunDirectory(record.run_directory).write_stop({"reason": "r", "who": "w", "epoch": None, "at": time.time()})
-    tree = wait_until(RunDirectory(record.run_directory).read_tree, deadline_s=20, what="tree.json")
+    tree = wait_until(RunDirectory(record.run_directory).read_tree, deadline_s=60, what="tree.json")
 
     assert [one["pid"] for one in tree["survivors"]] == [sleeper]
     assert "sleep 600" in tree["survivors"][0]["command"]
