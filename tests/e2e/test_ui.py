@@ -64,10 +64,10 @@ def page(browser, rig):
 
 
 def test_the_button_on_the_task_instance_opens_the_run_page(rig, run, page):
-    page.goto(f"/dags/seen/runs/{run}/tasks/train")
-    link = page.get_by_text("GPU training run").first
-    link.wait_for()
-    address = page.locator("a", has_text="GPU training run").first.get_attribute("href")
+    page.goto(f"/dags/seen/runs/{run}/tasks/train/details")
+    button = page.locator("a", has_text="GPU training run").first
+    button.wait_for()
+    address = button.get_attribute("href")
 
     page.goto(address)
 
