@@ -15,7 +15,7 @@ _C = FailureClass
 
 #: Strengths. A cause that is stated beats a type, a type beats what is only suspected.
 DECISIVE, STATED, TYPED, GENERIC, WEAK, ECHO = 6, 5, 4, 3, 2, 1
-#: Steps after which an error was survived: by the whole run, or by other ranks, which go on until they need the dead one.
+#: Steps after which an error was survived: by the whole run, or by other ranks, which go on while they can.
 _SURVIVED_STEPS = 3
 _SURVIVED_STEPS_OTHER_RANKS = 40
 
@@ -27,19 +27,58 @@ _ROLE_STRENGTH = {
     Role.ECHO: ECHO,
 }
 _NETWORK_RULES = {"rendezvous.network", "peer.connection"}
-_HUB_WORDS = re.compile(r"(?i)https?\b|httpx|httpcore|urllib|requests\.|huggingface|\bhub\b|:443\b|curl|wget|\bs3\b|mirror")
-_HUB_PACKAGES = ("huggingface_hub", "requests", "urllib3", "httpx", "aiohttp", "botocore", "boto3", "datasets", "fsspec",
-                 "s3fs", "gcsfs", "transformers", "urllib", "wandb", "google", "hf_transfer", "httpcore", "modelscope")  # fmt: skip
+_HUB_WORDS = re.compile(
+    r"(?i)https?\b|httpx|httpcore|urllib|requests\.|huggingface|\bhub\b|:443\b|curl|wget|\bs3\b|mirror"
+)
+_HUB_PACKAGES = (
+    "huggingface_hub",
+    "requests",
+    "urllib3",
+    "httpx",
+    "aiohttp",
+    "botocore",
+    "boto3",
+    "datasets",
+    "fsspec",
+    "s3fs",
+    "gcsfs",
+    "transformers",
+    "urllib",
+    "wandb",
+    "google",
+    "hf_transfer",
+    "httpcore",
+    "modelscope",
+)
 _RANK_PACKAGES = ("torch/distributed", "torch/_C", "deepspeed/comm", "jax/_src/distributed", "mpi4py", "horovod")
-_SHM_FRAMES = ("multiprocessing/synchronize", "multiprocessing/heap", "multiprocessing/shared_memory", "torch/multiprocessing",
-               "multiprocessing/resource_sharer")  # fmt: skip
+_SHM_FRAMES = (
+    "multiprocessing/synchronize",
+    "multiprocessing/heap",
+    "multiprocessing/shared_memory",
+    "torch/multiprocessing",
+    "multiprocessing/resource_sharer",
+)
 _CHECKPOINT_FRAMES = ("torch/serialization", "safetensors", "checkpoint")
 _PLAIN_ERRORS = {"Empty", "Full", "StopIteration", "GeneratorExit", "TimeoutError", "Timeout"}
 _RUNTIME_TYPES = {
-    "RuntimeError", "XlaRuntimeError", "JaxRuntimeError", "BackendCompilerFailed", "InternalTorchDynamoError", "TorchRuntimeError",
-    "Unsupported", "InductorError", "LoweringException", "FakeTensorError", "UserError", "UncapturedHigherOrderOpError",
-    "NotImplementedError", "RecursionError", "OutOfResources", "DistError", "ProcessRaisedException",
-}  # fmt: skip
+    "RuntimeError",
+    "XlaRuntimeError",
+    "JaxRuntimeError",
+    "BackendCompilerFailed",
+    "InternalTorchDynamoError",
+    "TorchRuntimeError",
+    "Unsupported",
+    "InductorError",
+    "LoweringException",
+    "FakeTensorError",
+    "UserError",
+    "UncapturedHigherOrderOpError",
+    "NotImplementedError",
+    "RecursionError",
+    "OutOfResources",
+    "DistError",
+    "ProcessRaisedException",
+}
 _NOT_RUNTIME = {"NotImplementedError", "RecursionError"}
 
 
@@ -315,10 +354,29 @@ def _domain_of_generic(trace: Mapping[str, Any]) -> FailureDomain | None:
 
 
 _SETTINGS_MARKS = (
-    "must be divisible", "not divisible", "divisible by", "invalid choice", "unsupported", "not supported", "world size", "world_size",
-    "must be one of", "unrecognized", "unknown option", "invalid argument", "cannot import name", "config", "you must specify",
-    "is incompatible with", "mutually exclusive", "requires `", "environment variable", "num_heads", "expected one of", "version",
-)  # fmt: skip
+    "must be divisible",
+    "not divisible",
+    "divisible by",
+    "invalid choice",
+    "unsupported",
+    "not supported",
+    "world size",
+    "world_size",
+    "must be one of",
+    "unrecognized",
+    "unknown option",
+    "invalid argument",
+    "cannot import name",
+    "config",
+    "you must specify",
+    "is incompatible with",
+    "mutually exclusive",
+    "requires `",
+    "environment variable",
+    "num_heads",
+    "expected one of",
+    "version",
+)
 
 
 def settings_do_not_fit(text: str) -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Mapping, Sequence
 
+from gpualert.answers import Answers
 from gpualert.candidates import (
     DECISIVE,
     ECHO,
@@ -19,101 +20,38 @@ from gpualert.candidates import (
     TYPED,
     WEAK,
     Candidate,
-    candidates_of,
-    settings_do_not_fit,
 )
+from gpualert.exit_facts import SIGABRT, SIGFPE, SIGHUP, SIGINT, SIGKILL, SIGSEGV, ExitFacts
 from gpualert.scan import Event, ScanResult
-from gpualert.signature import RuleSet, default_rules
-from gpualert.taxonomy import CLASS_FACTS, FailureClass, FailureDomain, RetryOutlook
-from gpualert.verdict import Alternative, Classification, Evidence, Outlook
+from gpualert.signature import default_rules
+from gpualert.taxonomy import FailureClass, FailureDomain
+from gpualert.verdict import Classification, Evidence
+
+__all__ = ["ExitFacts", "classify"]
 
 _C = FailureClass
 _D = FailureDomain
 
-_SIGINT, _SIGHUP, _SIGILL, _SIGABRT, _SIGBUS, _SIGFPE, _SIGKILL, _SIGSEGV, _SIGTERM = 2, 1, 4, 6, 7, 8, 9, 11, 15
-_SIGNAL_NAMES = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 10: "SIGUSR1",
-                 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ"}  # fmt: skip
-
-
-_BETWEEN_RANKS = re.compile(r"(?i)c10d|\brank\b|master|\bnode\b|gloo|tcp://|rendezvous|\bmpi|\bssh\b|store|socket\.cpp|worker")
+_BETWEEN_RANKS = re.compile(
+    r"(?i)c10d|\brank\b|master|\bnode\b|gloo|tcp://|rendezvous|\bmpi|\bssh\b|store|socket\.cpp|worker"
+)
 _FIRST_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
-
-
-@dataclass(frozen=True)
-class ExitFacts:
-    """How the child ended, and who had a hand in it.
-
-    :param code: 0..255; None when a signal ended it or nobody saw the end.
-    :param signal: the signal's number; None when none did.
-    :param stopped_by: ``request``, ``deadline`` or ``hang`` when we ended it; None when we did not.
-    :param setup_failed: the user's setup part failed before the command began.
-    :param lost: ``rebooted``, ``vanished`` or another reason when nobody saw the end; None when somebody did.
-    :param exec_errno: errno of the execve that failed; None when it did not.
-    """
-
-    code: int | None = None
-    signal: int | None = None
-    stopped_by: str | None = None
-    setup_failed: bool = False
-    lost: str | None = None
-    exec_errno: int | None = None
-
-    @property
-    def likely_signal(self) -> int | None:
-        """The signal, or the one that a shell's 128+N speaks of."""
-        if self.signal is not None:
-            return self.signal
-        if self.code is not None and 128 < self.code < 160:
-            return self.code - 128
-        if self.code is not None and self.code == 247:  # DeepSpeed reports -9 modulo 256
-            return _SIGKILL
-        return None
-
-    @property
-    def succeeded(self) -> bool:
-        """Exit 0, by itself."""
-        return self.code == 0 and self.signal is None and self.stopped_by is None
-
-    @property
-    def known(self) -> bool:
-        """Whether anybody saw the end."""
-        return self.code is not None or self.signal is not None
-
-    def words(self) -> str:
-        """For people."""
-        if self.signal is not None:
-            return "killed by " + _SIGNAL_NAMES.get(self.signal, "signal %d" % self.signal)
-        if self.code is None:
-            return "exit status not known" + (f" ({self.lost})" if self.lost else "")
-        likely = self.likely_signal
-        hint = f" (a shell's code for {_SIGNAL_NAMES[likely]})" if likely in _SIGNAL_NAMES and self.code > 128 else ""
-        return "exit code %d%s" % (self.code, hint)
 
 
 def classify(exit: ExitFacts, scan: ScanResult, observations: Mapping[str, Any] | None = None) -> Classification:
     """
     Judge how a launch ended.
 
-    :param observations: evidence beyond text, each key absent when nobody could look: ``oom_kills`` (int, the cgroup's
-        counter grew by it), ``kernel_lines`` (list of str, about our processes), ``scheduler_state`` (str, as sacct prints
-        it), ``gpu_lost`` (list of str), ``shm_free_bytes``, ``disk_free_bytes`` (int), ``host_memory_percent`` (float).
+    :param observations: evidence beyond text, each key absent when nobody could look: ``oom_kills`` (int, the
+        cgroup's counter grew by it), ``kernel_lines`` (list of str, about our processes), ``scheduler_state`` (str, as
+        sacct prints it), ``gpu_lost`` (list of str), ``host_memory_percent`` (float).
     """
     rules = scan.rules if scan.rules is not None else default_rules()
     return _Judge(exit, scan, rules, observations or {}).verdict()
 
 
-class _Judge:
-    def __init__(self, exit: ExitFacts, scan: ScanResult, rules: RuleSet, observations: Mapping[str, Any]) -> None:
-        self.exit = exit
-        self.scan = scan
-        self.rules = rules
-        self.observations = observations
-        self.all = candidates_of(scan, rules)
-        self.notes = {event.rule: event for event in reversed(scan.events)}
-        self.last_note = {event.rule: event for event in scan.events}
-        self.exit_evidence = Evidence("exit", None, None, None, exit.words(), "exit")
-
-    # -- the order of questions -------------------------------------------------------------------------------------
+class _Judge(Answers):
+    # -- the order of questions --
 
     def verdict(self) -> Classification:
         for question in (self._stopped_by_us, self._never_ran, self._observed, self._success):
@@ -180,10 +118,7 @@ class _Judge:
                 _C.OOM_KILLER, (Evidence("cgroup", None, None, None, text, "cgroup.oom_kill"), self.exit_evidence)
             )
         state = str(seen.get("scheduler_state") or "").upper()
-        for mark, failure_class in (
-            ("TIMEOUT", _C.TIME_LIMIT), ("DEADLINE", _C.TIME_LIMIT), ("PREEMPT", _C.PREEMPTED), ("NODE_FAIL", _C.NODE_FAILURE),
-            ("OUT_OF_ME", _C.OOM_KILLER), ("CANCELLED BY", _C.INTERRUPTED),
-        ):  # fmt: skip
+        for mark, failure_class in _SCHEDULER_STATES:
             if mark in state:
                 return self._build(
                     failure_class,
@@ -196,7 +131,7 @@ class _Judge:
             )
         return None
 
-    # -- exit 0, or nobody saw the exit ----------------------------------------------------------------------------------
+    # -- exit 0, or nobody saw the exit --
 
     def _success(self) -> Classification | None:
         if self.exit.known and not self.exit.succeeded:
@@ -208,7 +143,10 @@ class _Judge:
             return None
         hidden = self._hidden()
         if hidden is not None:
-            warning = f"exit code 0, but the log ends in a failure ({hidden.failure_class.value}): a pipe or a script hides the child's status"
+            name = hidden.failure_class.value
+            warning = (
+                f"exit code 0, but the log ends in a failure ({name}): a pipe or a script hides the child's status"
+            )
             return replace(hidden, warnings=hidden.warnings + (warning,))
         seen: tuple[Evidence, ...] = (self.exit_evidence,)
         if finished is not None:
@@ -294,10 +232,10 @@ class _Judge:
             return None
         return note
 
-    # -- a cause in the text -------------------------------------------------------------------------------------------------
+    # -- a cause in the text --
 
     def _decisive(self) -> Candidate | None:
-        """The word of kernel, scheduler or driver. Hardware first: a broken GPU makes schedulers cancel, not the reverse."""
+        """The word of kernel, scheduler or driver; hardware first: it makes schedulers cancel, not the reverse."""
         strong = [item for item in self.all if item.strength == DECISIVE and not self._long_survived(item)]
         if not strong:
             return None
@@ -432,7 +370,7 @@ class _Judge:
     def _memory_reading(self) -> Classification | None:
         """SIGKILL right after a reading of a full host: evidence of memory, if not the kernel's word."""
         note = self.last_note.get("note.host_memory_reading")
-        killed = self.exit.likely_signal == _SIGKILL or "echo.sigkill" in self.last_note
+        killed = self.exit.likely_signal == SIGKILL or "echo.sigkill" in self.last_note
         percent = self.observations.get("host_memory_percent")
         if killed and percent is not None and float(percent) >= 95.0:
             text = f"host memory {float(percent):.0f} % used at the last sample"
@@ -443,7 +381,7 @@ class _Judge:
             return self._build(_C.OOM_KILLER, (self._note_evidence(note), self.exit_evidence) + self._echo_lines(2))
         return None
 
-    # -- echoes, exit status, nothing -----------------------------------------------------------------------------------------
+    # -- echoes, exit status, nothing --
 
     def _by_echo(self) -> Classification | None:
         echoes = [item for item in self.all if item.strength == ECHO and not item.survived]
@@ -468,7 +406,7 @@ class _Judge:
         return None
 
     def _another_rank_died(self, nccl: Sequence[Candidate]) -> bool:
-        """A launcher names the first rank to fail, and it is none of those that lost a connection: they are its echo."""
+        """A launcher names the first rank to fail, and it is none of those that lost a connection."""
         for item in self.all:
             named = _FIRST_FAILED.search(item.text) if item.rule == "echo.elastic" else None
             if named is None:
@@ -476,7 +414,7 @@ class _Judge:
             code, rank = int(named.group(1)), int(named.group(2))
             gone = [other for other in nccl if other.offset < item.offset]
             return (
-                code != -_SIGABRT
+                code != -SIGABRT
                 and bool(gone)
                 and all(other.rule in ("gloo.peer", "store.peer_gone", "nccl.error") for other in gone)
                 and all(other.rank is not None and other.rank != rank for other in gone)
@@ -511,11 +449,11 @@ class _Judge:
         code, likely = self.exit.code, self.exit.likely_signal
         seen = (self.exit_evidence,) + self._tail(1)
         killed_text = any(item.rule in ("echo.sigkill",) for item in self.all)
-        if likely == _SIGSEGV:
+        if likely == SIGSEGV:
             return self._build(_C.SEGFAULT, seen)
-        if likely in (_SIGINT, _SIGHUP):
+        if likely in (SIGINT, SIGHUP):
             return self._build(_C.INTERRUPTED, seen)
-        if likely == _SIGFPE:
+        if likely == SIGFPE:
             return self._build(_C.DIV_ZERO, seen)
         if code == 127 and not killed_text:
             return self._build(_C.COMMAND_NOT_FOUND, seen)
@@ -533,186 +471,15 @@ class _Judge:
         seen: tuple[Evidence, ...] = (self.exit_evidence,) if self.exit.known or self.exit.lost else ()
         return self._build(_C.UNKNOWN, seen + self._echo_lines(3), alternatives=self._losers(None))
 
-    # -- building the answer --------------------------------------------------------------------------------------------------
 
-    def _from(self, item: Candidate) -> Classification:
-        failure_class = item.failure_class
-        assert failure_class is not None
-        item = self._earliest_of_class(item)
-        seen: list[Evidence] = [item.evidence()]
-        seen.extend(item.also[:2])
-        for other in self.all:
-            if (
-                other.failure_class is failure_class
-                and other.line != item.line
-                and other.strength >= min(WEAK, item.strength)
-                and len(seen) < 4
-            ):
-                seen.append(other.evidence())
-        domain = item.domain
-        if (
-            domain is None
-            and failure_class in (_C.TRACEBACK, _C.ASSERTION, _C.RUNTIME_ERROR)
-            and settings_do_not_fit(item.text)
-        ):
-            domain = _D.CONFIGURATION
-        if failure_class is _C.DIV_ZERO and item.trace is not None and _speaks_of_data(item.trace):
-            domain = _D.DATA
-        outlook = Outlook(RetryOutlook.NO, RetryOutlook.NO) if item.no_retry else None
-        advice = item.advice or ""
-        if item.trace is not None and item.trace.get("user_frame"):
-            advice = (advice or CLASS_FACTS[failure_class].advice) + " Raised from {}.".format(item.trace["user_frame"])
-        warnings: tuple[str, ...] = ()
-        finished = self.last_note.get("note.finished")
-        if finished is not None and finished.offset < item.offset and self.scan.progress - finished.progress <= 2:
-            warnings = ("work finished before this failure: see line %d" % finished.line,)
-        return self._build(
-            failure_class,
-            tuple(seen),
-            domain=domain,
-            outlook=outlook,
-            advice=advice,
-            cascade=self._cascade(item),
-            alternatives=self._losers(item),
-            warnings=warnings,
-        )
-
-    def _earliest_of_class(self, item: Candidate) -> Candidate:
-        """A warning of the same class before an error is where it began, if nothing but it stands between."""
-        if item.strength >= DECISIVE:
-            same = [
-                o
-                for o in self.all
-                if o.failure_class is item.failure_class and o.strength >= DECISIVE and not o.survived
-            ]
-            return same[0] if same and same[0].offset < item.offset else item
-        for other in self.all:
-            if other.offset >= item.offset:
-                break
-            if (
-                other.failure_class is item.failure_class
-                and other.strength in (WEAK, STATED)
-                and item.strength >= WEAK
-                and item.progress - other.progress <= 1
-                and item.line - other.line <= 400
-                and item.failure_class
-                not in (_C.FILE_NOT_FOUND, _C.PERMISSION, _C.NAN_LOSS, _C.MISSING_LIBRARY, _C.MISSING_MODULE)
-            ):
-                return replace(other, also=(item.evidence(),) + item.also, domain=item.domain or other.domain,
-                               advice=item.advice or other.advice, no_retry=item.no_retry or other.no_retry, trace=item.trace)  # fmt: skip
-        return item
-
-    def _cascade(self, root: Candidate) -> tuple[Evidence, ...]:
-        found: list[Evidence] = []
-        used = set()
-        for item in self.all:
-            if (
-                item.offset <= root.offset
-                or item.rule in used
-                or item.failure_class is root.failure_class
-                and item.strength > ECHO
-            ):
-                continue
-            if root.trace is not None and item.trace is root.trace:
-                continue
-            used.add(item.rule)
-            found.append(item.evidence())
-            if len(found) >= 6:
-                break
-        return tuple(found)
-
-    def _losers(self, root: Candidate | None) -> tuple[Alternative, ...]:
-        found: list[Alternative] = []
-        used = set() if root is None else {root.failure_class}
-        for item in self.all:
-            if item.failure_class is None or item.failure_class in used or len(found) >= 4:
-                continue
-            used.add(item.failure_class)
-            if item.survived:
-                reason = "the run went on: %d lines of progress came after it" % (self.scan.progress - item.progress)
-            elif root is None:
-                reason = "not a cause by itself" if item.strength <= WEAK else "the run ended well after it"
-            elif item.strength < root.strength:
-                reason = f"weaker evidence than the cause ({item.rule})"
-            elif item.offset > root.offset:
-                reason = "came after the cause, on line %d" % item.line
-            else:
-                reason = "the cause overrules it"
-            found.append(Alternative(item.failure_class, reason, item.evidence()))
-        likely = self.exit.likely_signal
-        if root is None and not found and not self.exit.succeeded:
-            if likely == _SIGKILL:
-                found.append(Alternative(_C.OOM_KILLER, "SIGKILL has many senders, and no evidence of memory was seen"))
-            elif likely == _SIGTERM:
-                found.append(
-                    Alternative(_C.PREEMPTED, "SIGTERM has many senders, and no word of the scheduler was seen")
-                )
-                found.append(
-                    Alternative(_C.INTERRUPTED, "SIGTERM has many senders, and nothing says that a person sent it")
-                )
-        return tuple(found)
-
-    def _not_seen(self) -> tuple[str, ...]:
-        missing: list[str] = []
-        if not self.exit.known:
-            missing.append("exit status")
-        for key, name in (
-            ("kernel_lines", "kernel log"),
-            ("oom_kills", "cgroup memory.events"),
-            ("scheduler_state", "scheduler's accounting"),
-            ("gpu_lost", "GPU state after the end"),
-        ):
-            if self.observations.get(key) is None:
-                missing.append(name)
-        if self.scan.size_bytes == 0:
-            missing.append("any output")
-        return tuple(missing)
-
-    def _near_end(self, item: Candidate) -> bool:
-        last = self.scan.tail[-1][0] if self.scan.tail else item.line
-        return last - item.line <= 40
-
-    def _note_evidence(self, note: Event) -> Evidence:
-        return Evidence("log", note.line, note.offset, note.rank, note.text, note.rule)
-
-    def _echo_lines(self, count: int) -> tuple[Evidence, ...]:
-        found: list[Evidence] = []
-        used = set()
-        for item in self.all:
-            if item.strength == ECHO and not item.survived and item.rule not in used:
-                used.add(item.rule)
-                found.append(item.evidence())
-        return tuple(found[:count])
-
-    def _tail(self, count: int) -> tuple[Evidence, ...]:
-        lines = self.scan.tail[-count:]
-        return tuple(Evidence("log", number, offset, None, text, "tail") for number, offset, text in lines)
-
-    def _build(
-        self,
-        failure_class: FailureClass,
-        evidence: tuple[Evidence, ...],
-        domain: FailureDomain | None = None,
-        outlook: Outlook | None = None,
-        advice: str = "",
-        cascade: tuple[Evidence, ...] = (),
-        alternatives: tuple[Alternative, ...] = (),
-        warnings: tuple[str, ...] = (),
-    ) -> Classification:
-        facts = CLASS_FACTS[failure_class]
-        return Classification(
-            failure_class=failure_class,
-            domain=domain if domain is not None else facts.domain,
-            retry_outlook=outlook if outlook is not None else Outlook.default(failure_class),
-            evidence=evidence,
-            cascade=cascade,
-            alternatives=alternatives,
-            not_seen=() if failure_class is _C.SUCCESS else self._not_seen(),
-            advice=advice or facts.advice,
-            warnings=warnings,
-        )
-
-
+_SCHEDULER_STATES = (
+    ("TIMEOUT", _C.TIME_LIMIT),
+    ("DEADLINE", _C.TIME_LIMIT),
+    ("PREEMPT", _C.PREEMPTED),
+    ("NODE_FAIL", _C.NODE_FAILURE),
+    ("OUT_OF_ME", _C.OOM_KILLER),
+    ("CANCELLED BY", _C.INTERRUPTED),
+)
 _SHELL_CLASSES = (
     _C.COMMAND_NOT_FOUND,
     _C.NOT_EXECUTABLE,
@@ -723,8 +490,3 @@ _SHELL_CLASSES = (
     _C.CUDA_OOM,
     _C.NAN_LOSS,
 )
-
-
-def _speaks_of_data(trace: Mapping[str, Any]) -> bool:
-    text = (str(trace["user_frame"]) + " " + str(trace["last_frame"]) + " " + trace["text"]).lower()
-    return any(mark in text for mark in ("data", "loader", "sampler", "len(", "dataset"))

@@ -26,7 +26,8 @@ _PEEL = re.compile(
     r")"
 )
 _RANK_ANYWHERE = re.compile(
-    r"\[[Rr]ank[: ]{0,2}(\d{1,6})\]|\brank[ =:](\d{1,6})\b|\(rank(\d{1,6})\)|\[default(\d{1,5})\]|local_rank: (\d{1,4})\b"
+    r"\[[Rr]ank[: ]{0,2}(\d{1,6})\]|\brank[ =:](\d{1,6})\b|\(rank(\d{1,6})\)|\[default(\d{1,5})\]"
+    r"|local_rank: (\d{1,4})\b"
 )
 _LEVEL = re.compile(
     r"(?:^|[\s\[|(:])(TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL)\b"

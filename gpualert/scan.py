@@ -1,9 +1,9 @@
 """One pass over a log, as it grows or afterwards: fast, in flat memory, whatever the bytes are.
 
-A training log repeats itself. Every line is folded (its digits are dropped), and a folded form that was seen
-before and held no word of interest is never looked at again: it costs one set lookup. What is new is cut into tokens,
-and a token is compared with the rules' words once; only lines with such a token are decoded and shown to the rules. So the price of a rule does not depend on
-the size of the log, and what is slow never sees more than a small part of it.
+A training log repeats itself. Every line is folded (its digits are dropped), and a folded form that was seen before
+and held no word of interest is never looked at again: it costs one set lookup. What is new is cut into tokens, and a
+token is compared with the rules' words once; only lines with such a token are decoded and shown to the rules. So the
+price of a rule does not depend on the size of the log, and what is slow never sees more than a small part of it.
 
 What a scan finds is a function of the bytes alone, not of how they were cut into chunks.
 """
@@ -196,7 +196,7 @@ class Scanner:
         scanner._parser = TracebackParser.from_state(state["traces"])
         return scanner
 
-    # -- the fast part -------------------------------------------------------------------------------------------
+    # -- the fast part --
 
     def _drain(self, last: bool) -> None:
         data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
@@ -363,7 +363,7 @@ class Scanner:
             self._hot.pop(form, None)
             self._cold.add(form)
 
-    # -- the careful part ----------------------------------------------------------------------------------------
+    # -- the careful part --
 
     def _look(
         self, raw: bytes, number: int, offset: int, progress: int, candidates: tuple[int, ...]

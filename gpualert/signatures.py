@@ -1,4 +1,4 @@
-"""The whole table, in the order in which rows are asked: context first, then who may overrule, then specific to general."""
+"""The whole table, in the order in which rows are asked: context first, then from specific to general."""
 
 from __future__ import annotations
 

@@ -41,11 +41,55 @@ _CAUSE = "The above exception was the direct cause of the following exception"
 _CONTEXT = "During handling of the above exception, another exception occurred"
 #: Not exceptions, although they look like one at the start of a line.
 _NOT_EXCEPTIONS = {
-    "Failures", "Failure", "Failed", "Errors", "Warnings", "Timeout", "Stop", "Exit",
-    "ERROR", "INFO", "WARNING", "WARN", "DEBUG", "CRITICAL", "FATAL", "Epoch", "Step", "Loss", "Iter", "Iteration", "Time",
-    "Note", "NOTE", "Usage", "usage", "File", "Name", "Type", "Value", "Thread", "wandb", "srun", "slurmstepd", "bash", "sh",
-    "mpirun", "kernel", "make", "Warning", "Train", "Val", "Test", "Eval", "Exception", "http", "https", "Job", "Hint",
-}  # fmt: skip
+    "Failures",
+    "Failure",
+    "Failed",
+    "Errors",
+    "Warnings",
+    "Timeout",
+    "Stop",
+    "Exit",
+    "ERROR",
+    "INFO",
+    "WARNING",
+    "WARN",
+    "DEBUG",
+    "CRITICAL",
+    "FATAL",
+    "Epoch",
+    "Step",
+    "Loss",
+    "Iter",
+    "Iteration",
+    "Time",
+    "Note",
+    "NOTE",
+    "Usage",
+    "usage",
+    "File",
+    "Name",
+    "Type",
+    "Value",
+    "Thread",
+    "wandb",
+    "srun",
+    "slurmstepd",
+    "bash",
+    "sh",
+    "mpirun",
+    "kernel",
+    "make",
+    "Warning",
+    "Train",
+    "Val",
+    "Test",
+    "Eval",
+    "Exception",
+    "http",
+    "https",
+    "Job",
+    "Hint",
+}
 _LIBRARY_PATHS = (
     "site-packages",
     "dist-packages",
@@ -67,7 +111,7 @@ _PACKAGE = re.compile(r"(?:site-packages|dist-packages|lib(?:64)?/python[\d.]+)/
 
 
 def package_of(path: str) -> str:
-    """The installed package (up to three parts of its path) that a frame's file belongs to; empty for the user's own."""
+    """The installed package (up to three parts of its path) that a frame's file belongs to; empty: the user's own."""
     found = _PACKAGE.search(path)
     return found.group(1) if found is not None else ""
 
