@@ -23,7 +23,7 @@ from gpualert.records import RunRecord, RunState
 from gpualert.spec import LaunchSpec
 from gpualert_provider import ledger as ledgers
 from gpualert_provider.decide import Adopt, Decision, Launch, Report, Sighting, StopAndRelaunch, TryFacts, decide
-from gpualert_provider.exceptions import LaunchRefused, LedgerError
+from gpualert_provider.exceptions import InvalidRequest, LaunchRefused, LedgerError
 from gpualert_provider.hooks import blocking
 from gpualert_provider.hooks.blocking import BlockingSession, Target
 from gpualert_provider.hooks.errors import InvalidConnection, TransportError
@@ -40,6 +40,8 @@ CALL_TRIES = 3
 _ROUNDS = 6
 #: On top of the grace period: the host repeats SIGKILL for 5 s and writes down who survived.
 _STOP_SLACK_S = 30.0
+#: How long after a leader's end the host may still be ending the rest of its tree: TERM, at most 10 s, KILL, 5 s.
+_TREE_S = 20.0
 _TICK_S = 0.5
 _FLUSH_EVERY_S = 1.0
 _RECONNECT_S = (1.0, 2.0, 5.0, 10.0, 30.0)
@@ -163,7 +165,7 @@ class TrainingTry:
                 # Everything about the earlier launch is between us and its own host.
                 self.target = self._resolve(last.conn_id)
             return self._inspect()
-        except (TransportError, InvalidConnection, HostError) as error:
+        except (TransportError, InvalidConnection, InvalidRequest, HostError) as error:
             if last.conn_id == self._wanted_target.conn_id:
                 raise
             log.warning("The host of the earlier launch cannot be asked: %s", error)
@@ -180,7 +182,8 @@ class TrainingTry:
 
     def _take_over(self, ledger: Ledger, entry: LedgerEntry, record: RunRecord) -> None:
         ours = self._how.facts.attempt
-        attempts = entry.attempts if entry.knows(ours) else (*entry.attempts, ours)[-MAX_ATTEMPTS:]
+        first, *later = entry.attempts  # the first launched it: a host's record is recognised by it
+        attempts = entry.attempts if entry.knows(ours) else (first, *[*later, ours][1 - MAX_ATTEMPTS :])
         changed = self._facts_of(record) | {
             "attempts": attempts,
             "max_tries": self._how.facts.max_tries,
@@ -204,15 +207,32 @@ class TrainingTry:
                     f"launch {record.launch_id} was asked to stop and is still {record.state}", "survivors"
                 )
             record = self._stop_call(record, decision.reason)
-        if record.survivors and not self._how.allow_unfenced_retry:
+        assert self._session is not None
+        hello = self._session.hello
+        return ledger, Sighting(True, record, hello.get("machine_id"), hello.get("boot_id"))
+
+    def _see_dead(self, record: RunRecord) -> None:
+        """
+        A stopped launch's leader may be dead before the rest of its tree is, and that rest holds the GPU.
+
+        :raises LaunchRefused: kind ``survivors``: processes that no signal ends.
+        """
+        deadline = self._clock() + _TREE_S
+        while record.survivors is None and self._clock() < deadline:
+            self._raise_if_stopped()
+            time.sleep(_TICK_S)
+            reply = self._call(protocol.inspect_request(launch_id=record.launch_id))
+            record = RunRecord.from_json(reply["record"]) if reply["type"] == "record" else record
+        if record.survivors is None:
+            log.warning(
+                "What launch %s left running after its stop is not known; its leader is dead.", record.launch_id
+            )
+        elif record.survivors and not self._how.allow_unfenced_retry:
             raise LaunchRefused(
                 f"launch {record.launch_id} was stopped, and {len(record.survivors)} of its processes cannot be killed "
                 f"(the first: {dict(record.survivors[0])})",
                 "survivors",
             )
-        assert self._session is not None
-        hello = self._session.hello
-        return ledger, Sighting(True, record, hello.get("machine_id"), hello.get("boot_id"))
 
     def _stop_call(self, record: RunRecord, reason: str) -> RunRecord:
         request = protocol.stop_request(
@@ -230,6 +250,8 @@ class TrainingTry:
     def _launch(self, ledger: Ledger, decision: Launch, seen: Sighting) -> Sighting | None:
         """None when it runs; what the host knows instead when it does not."""
         after = decision.after
+        if seen.record is not None and seen.record.state in (RunState.STOPPED, RunState.TIMED_OUT):
+            self._see_dead(seen.record)
         if self.target is not self._wanted_target:
             self._leave_tombstone(ledger.last, seen)
             self._to_wanted_target()

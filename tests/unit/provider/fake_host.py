@@ -137,6 +137,7 @@ class FakeHost:
                 stopped_by="request",
                 stop_requested=True,
                 exit=ExitStatus(signal=15),
+                survivors=(),
             )
         return {"type": "stopped", "record": self.launches[found.launch_id].to_json()}
 
@@ -144,14 +145,21 @@ class FakeHost:
         record = self.launches[launch_id]
         failed = record.state in (RunState.FAILED, RunState.STOPPED, RunState.TIMED_OUT)
         return Outcome(
-            state=record.state, launch_id=launch_id, launch_number=record.number, attempt=record.attempt,
+            state=record.state,
+            launch_id=launch_id,
+            launch_number=record.number,
+            attempt=record.attempt,
             host={"name": None, "machine_id": self.machine_id, "boot_id": self.boot_id},
-            exit_code=None if record.exit is None else record.exit.code, log_path=record.log_path, log_size_bytes=len(self.log),
-            failure_class="traceback" if failed else "success", coarse_class="traceback", domain="user_code",
+            exit_code=None if record.exit is None else record.exit.code,
+            log_path=record.log_path,
+            log_size_bytes=len(self.log),
+            failure_class="traceback" if failed else "success",
+            coarse_class="traceback",
+            domain="user_code",
             retry_outlook={"same_host": "no", "other_host": "no"},
             evidence=({"source": "log", "line": 2, "text": self.log.decode().splitlines()[-1]},) if failed else (),
             result=self.result,
-        )  # fmt: skip
+        )
 
 
 class FakeSession:

@@ -53,9 +53,15 @@ class World:
 
     def context(self, try_number=1, max_tries=2):
         ti = SimpleNamespace(
-            dag_id="dag", task_id="train", run_id="run", map_index=-1, try_number=try_number, max_tries=max_tries, id=f"ti-{try_number}",
+            dag_id="dag",
+            task_id="train",
+            run_id="run",
+            map_index=-1,
+            try_number=try_number,
+            max_tries=max_tries,
+            id=f"ti-{try_number}",
             xcom_push=lambda key, value: self.pushed.__setitem__(key, value),
-        )  # fmt: skip
+        )
         return {"ti": ti, "task_state_store": self.store}
 
     def operator(self, **arguments):
@@ -331,6 +337,64 @@ def test_what_cannot_be_killed_keeps_the_host(world):
     assert len(world.host.launches) == 1
 
 
+def test_a_stopped_leader_is_not_the_end_of_its_tree(world, monkeypatch):
+    """
+    The loaders of a training that was stopped a moment ago may still hold the GPU: wait until the host has seen them
+    end.
+    """
+    monkeypatch.setattr(conduct, "_TICK_S", 0.01)
+    world.host.end = None
+    with pytest.raises(TaskDeferred):
+        world.run()
+    first = world.ledger.last.launch_id
+    world.host.change(first, state=RunState.STOPPED, stop_requested=True, exit=ExitStatus(signal=15), survivors=None)
+    looks = []
+
+    def look(request):
+        if request["type"] == "inspect" and request["launch_id"] == first:
+            looks.append(len(world.host.launches))
+            if len(looks) == 3:
+                world.host.change(first, survivors=())
+
+    world.host.on_request = look
+
+    with pytest.raises(TaskDeferred):
+        world.run(try_number=2)
+    assert looks == [1, 1, 1]
+    assert len(world.host.alive()) == 1
+
+
+def test_a_launch_adopted_many_times_is_still_ours(world):
+    world.host.end = None
+    for try_number in range(1, 15):
+        with pytest.raises(TaskDeferred):
+            world.run(try_number=try_number, max_tries=20)
+
+    assert len(world.host.launches) == 1
+    assert world.ledger.last.attempts[0].id == "ti-1"
+    assert world.ledger.last.attempts[-1].id == "ti-14"
+    assert len(world.ledger.last.attempts) == ledgers.MAX_ATTEMPTS
+
+
+def test_the_earlier_hosts_connection_was_deleted(world, monkeypatch):
+    """Its training may still run, and there is no way left to ask."""
+    world.hosts["other"] = FakeHost(machine_id="m2")
+    world.host.end = None
+    with pytest.raises(TaskDeferred):
+        world.run()
+
+    def resolve(conn_id):
+        if conn_id == "gpu":
+            raise InvalidRequest("there is no connection 'gpu'", "connection")
+        return FakeTarget(conn_id)
+
+    monkeypatch.setattr(training, "resolve_target", resolve)
+
+    with pytest.raises(LaunchRefused) as caught:
+        world.run(try_number=2, ssh_conn_id="other")
+    assert caught.value.kind == "unfenced"
+
+
 def test_a_foreign_launch_is_left_alone(world):
     """The run was deleted and made again: its ledger is gone, its training is not. Refuse, and tell."""
     world.host.end = None
@@ -535,8 +599,8 @@ def test_killed_between_launch_and_attach_the_stop_counts(world):
 
 def test_a_worker_taken_for_dead_attaches_to_nothing_and_stops_nothing(world):
     """
-    It stood still between launch and attach while try 2 adopted its launch. Airflow no longer knows its try, and answers
-    that the task has no state.
+    It stood still between launch and attach while try 2 adopted its launch. Airflow no longer knows its try, and
+    answers that the task has no state.
     """
     world.host.end = None
     task = world.operator()
