@@ -201,13 +201,14 @@ class GPUTrainingOperator(BaseOperator):
 
     def execute(self, context: Context) -> Any:
         """Launch (or adopt, or report), stay for the early window, then defer once; or follow to the end."""
-        blocking = self.ssh_conn_id is None or not self.deferrable
         current = self._try = self._make_try(context)
         self._executing = True
         try:
             if self._killed:  # before there was a try to tell
                 current.stop("killed by Airflow", wait=False)
             current.begin()
+            # The target is the earlier launch's when that was adopted; on this machine nothing can be deferred.
+            blocking = current.target.conn_id is None or not self.deferrable
             outcome = self._follow(current, None if blocking else arguments.seconds("early_window", self.early_window))
             if outcome is not None:
                 outcome = self._redacted(outcome, current)

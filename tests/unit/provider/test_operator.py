@@ -466,6 +466,24 @@ def test_a_running_training_on_the_earlier_host_is_adopted_there(world):
     assert other.launches == {}
 
 
+def test_a_training_on_the_worker_is_adopted_there_though_the_task_has_a_connection_now(world):
+    """Nothing can be deferred on this machine, so the try that adopts it stays with it."""
+    world.hosts["gpu"], world.hosts["other"] = world.host, FakeHost(machine_id="m2")
+    world.host.end = None
+    follow = conduct.TrainingTry.follow
+    conduct.TrainingTry.follow = lambda self, for_s=None: (_ for _ in ()).throw(RuntimeError("the worker dies"))
+    try:
+        with pytest.raises(RuntimeError):
+            world.run(ssh_conn_id=None)
+    finally:
+        conduct.TrainingTry.follow = follow
+    world.host.end = RunState.SUCCEEDED
+
+    assert world.run(try_number=2, ssh_conn_id="other", early_window=0) is None
+    assert world.hosts["other"].launches == {}
+    assert len(world.host.launches) == 1
+
+
 def test_cleared_and_moved_stops_there_and_launches_here(world):
     world.hosts["other"] = other = FakeHost(machine_id="m2")
     world.host.end = None
