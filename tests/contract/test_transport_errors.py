@@ -55,6 +55,7 @@ def test_refused(kind: str):
     assert error.kind == "refused" and "no SSH server listens" in str(error)
 
 
+@pytest.mark.slow
 def test_timeout_in_a_black_hole(kind: str, machine_with: Callable[..., Any]):
     """A firewall that drops packets: nobody says no."""
     machine = machine_with()

@@ -258,6 +258,7 @@ def stopped_in_spite(target: SshTarget, record: dict[str, Any]) -> Iterator[None
                 continue
 
 
+@pytest.mark.slow
 def test_a_rebooted_host_is_lost_by_reboot(machine_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
     """Power fails in silence and comes back: another boot id, so nobody has to guess."""
     machine = machine_with()

@@ -43,8 +43,9 @@ _TICK_S = 0.5
 _FLUSH_EVERY_S = 1.0
 #: More than this much unprinted log is not kept for the next second.
 _FLUSH_AT_BYTES = 256 * 1024
-#: Another machine that answers under the host's name: wait so long for the right one (one name may lead to several).
-_OTHER_MACHINE_S = 600.0
+#: Another machine, or one with another boot id that does not know the launch: wait so long for the right one, since one
+#: name may lead to several machines, and clones of an image may even share a machine id.
+_DOUBT_S = 600.0
 #: A worker's and a triggerer's clock may differ by so much.
 _CLOCK_SKEW_S = 120.0
 #: Errors of our own making are tried again this often before they are shown to Airflow.
@@ -119,6 +120,8 @@ class GpuTrainingTrigger(BaseTrigger):
         self._secret_values: tuple[str, ...] | None = None
         self._held_epoch: int | None = None
         self._told: set[str] = set()
+        self._rebooted = False
+        self._out_of_sight: str | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Only what the constructor takes; nothing that was learnt on the way."""
@@ -178,14 +181,16 @@ class GpuTrainingTrigger(BaseTrigger):
         while True:
             try:
                 return await self._follow_once(watch)
-            except _OtherMachine as error:
+            except _Doubtful as error:
                 watch.failed(str(error), lasting=True)
-                if watch.lost_for_s >= min(_OTHER_MACHINE_S, self.patience_s):
-                    return self._gone("other_machine", str(error))
+                if watch.lost_for_s >= min(_DOUBT_S, self.patience_s):
+                    return self._gone(error.reason, str(error))
             except HostError as error:
-                if error.kind == "unknown_launch":
-                    return self._gone(*self._why_unknown(error))
+                if error.kind == "unknown_launch" and not self._rebooted:
+                    return self._gone("run_directory_gone", f"the host no longer knows the launch: {error}")
                 watch.failed(self._shown(error), lasting=True)
+                if error.kind == "unknown_launch" and watch.lost_for_s >= min(_DOUBT_S, self.patience_s):
+                    return self._gone("rebooted", f"the host was rebooted, and knows the launch no more: {error}")
             except GpuAlertError as error:
                 watch.failed(self._shown(error), lasting=not getattr(error, "transient", False))
             except Exception as error:
@@ -197,12 +202,7 @@ class GpuTrainingTrigger(BaseTrigger):
             await self.cleanup()
             if watch.exhausted:
                 return self._unreachable(watch)
-            for message in watch.due():
-                self.log.warning(
-                    "%s cannot be reached; the training goes on there as far as anybody knows. %s",
-                    self.host_name,
-                    message,
-                )
+            self._speak(watch)
             await asyncio.sleep(watch.next_wait_s(random.random()))
 
     async def _follow_once(self, watch: LinkWatch) -> Outcome:
@@ -223,12 +223,19 @@ class GpuTrainingTrigger(BaseTrigger):
         frames = self._session.follow(self.launch_id, where, attach=True, who=self._who(), tick_s=_TICK_S)
         async for frame in frames:
             now = time.monotonic()
-            if frame.type not in ("tick", "ended"):
-                for message in watch.succeeded():
-                    self.log.info("%s: %s", self.host_name, message)
             if frame.type == "ended":
                 return await self._ended(frame, now)
             self._take(frame)
+            if self._out_of_sight is not None:
+                watch.failed(self._out_of_sight, lasting=True)
+                if self._rebooted:
+                    return self._gone("rebooted", f"the host was rebooted: {self._out_of_sight}")
+                if watch.exhausted:
+                    return self._unreachable(watch)
+                self._speak(watch)
+            elif frame.type != "tick":
+                for message in watch.succeeded():
+                    self.log.info("%s: %s", self.host_name, message)
             full = self._writer is not None and self._writer.waiting_bytes >= _FLUSH_AT_BYTES
             if full or now - flushed_at >= _FLUSH_EVERY_S:
                 flushed_at = now
@@ -253,7 +260,18 @@ class GpuTrainingTrigger(BaseTrigger):
                 )
             self._writer.feed(header["generation"], header["offset"], frame.payload, header.get("time"))
 
+    def _speak(self, watch: LinkWatch) -> None:
+        for message in watch.due():
+            self.log.warning(
+                "%s cannot be reached; the training goes on there as far as anybody knows. %s", self.host_name, message
+            )
+
     def _note(self, record: Mapping[str, Any]) -> None:
+        # The host answers, but the launch runs on another machine with the same disk (or did), and is silent there.
+        away = record.get("state") == RunState.UNREACHABLE.value
+        self._out_of_sight = (
+            f"The launch is not seen from there: {record.get('note') or 'no reason given'}." if away else None
+        )
         self.log_path = record.get("log_path") or self.log_path
         self.run_directory = record.get("run_directory") or self.run_directory
         if record.get("stop_requested"):
@@ -294,25 +312,19 @@ class GpuTrainingTrigger(BaseTrigger):
     def _check_machine(self, target: SshTarget, hello: Mapping[str, Any]) -> None:
         found = hello.get("machine_id")
         if self.machine_id and found and found != self.machine_id:
-            raise _OtherMachine(
-                "protocol",
+            raise _Doubtful(
+                "other_machine",
                 f"{target.peer}: expected the machine that runs {self.launch_id} (machine id {self.machine_id}), found "
                 f"another one ({found}, {hello.get('hostname')}). Does the name lead to several machines, or was the "
                 "host "
                 "installed anew?",
             )
         boot = hello.get("boot_id")
-        if self.boot_id and boot and boot != self.boot_id:
+        self._rebooted = bool(self.boot_id and boot and boot != self.boot_id)
+        if self._rebooted:
             self._tell_once(f"{self.host_name} has been rebooted since the launch.")
         for warning in hello.get("warnings") or ():
             self._tell_once(str(warning))
-
-    def _why_unknown(self, error: HostError) -> tuple[str, str]:
-        assert self._session is not None
-        boot = self._session.hello.get("boot_id")
-        if self.boot_id and boot and boot != self.boot_id:
-            return "rebooted", f"the host was rebooted, and the run directory is gone: {error}"
-        return "run_directory_gone", f"the host no longer knows the launch: {error}"
 
     # -- outcomes of our own
 
@@ -481,5 +493,13 @@ class GpuTrainingTrigger(BaseTrigger):
         return f"To stop it by hand, run `gpualert stop {self.launch_id}` on {self.host_name}."
 
 
-class _OtherMachine(TransportError):
-    """The connection led to a machine that is not the launch's."""
+class _Doubtful(TransportError):
+    """
+    Whether this is the launch's machine is in doubt.
+
+    :param reason: the outcome's ``lost_reason`` if the doubt stays.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__("protocol", message)
+        self.reason = reason
