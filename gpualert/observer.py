@@ -19,7 +19,7 @@ from gpualert.rundir import FORMAT_VERSION, RunDirectory, encode_json, replace, 
 
 if TYPE_CHECKING:
     from gpualert.scan import ScanResult
-    from gpualert.verdict import Classification
+    from gpualert.verdict import Classification, Evidence
 
 #: Bytes of the log read and scanned together.
 READ_BYTES = 1024 * 1024
@@ -32,20 +32,23 @@ CLOSING_S = 0.005
 #: How long to wait for exit.json after the child's end before concluding that nobody is left to write it.
 KEEPERS_GONE_S = 60.0
 _NICE = 10
+#: Source of evidence that was seen in the log before the command cut it.
+CUT_LOG = "log before it was cut"
 
 
 class ScanProgress:
     """
     A scanner and where it stands in the log; what the observer saves and a report goes on from.
 
-    A log that was cut begins a new generation: it is scanned from its start, and what an earlier generation held is
-    forgotten (its bytes are gone, so that nothing in them could be shown as proof).
+    A log that was cut begins a new generation, scanned from its start. What the one before it held is kept
+    in :attr:`before_cut` as long as this process lives.
     """
 
     def __init__(self, directory: RunDirectory, saved: dict[str, Any] | None = None) -> None:
         from gpualert.scan import Scanner
 
         self.scanner = Scanner()
+        self.before_cut: ScanResult | None = None
         generation, offset, fingerprint = 0, 0, None
         if saved is not None:
             try:
@@ -73,6 +76,9 @@ class ScanProgress:
     def _start_again(self) -> None:
         from gpualert.scan import Scanner
 
+        found = self.scanner.finish()
+        if found.events or found.traces:  # a cut that follows at once must not hide the one before it
+            self.before_cut = found
         self.scanner = Scanner()
 
     def to_json(self) -> dict[str, Any]:
@@ -145,7 +151,7 @@ class Observer:
 
     def _conclude(self) -> None:
         generation, offset = self._progress.reader.position
-        classification = judge(self._directory, self._progress.scanner.finish())
+        classification = judge(self._directory, self._progress.scanner.finish(), self._progress.before_cut)
         verdict = dict(classification.to_json(), format_version=FORMAT_VERSION, generation=generation, offset=offset)
         write_once(self._directory.verdict_path, encode_json(verdict) + b"\n")
         self._note_time(generation, offset, force=True)
@@ -223,13 +229,16 @@ class Observer:
             self._git.start()
 
 
-def judge(directory: RunDirectory, scan: ScanResult) -> Classification:
+def judge(directory: RunDirectory, scan: ScanResult, before_cut: ScanResult | None = None) -> Classification:
     """
     The verdict about a launch that has ended, from its log and what its keepers wrote down.
 
+    :param before_cut: what the log held before the command cut it; it decides only where the rest does not, and its
+        evidence says where it comes from.
     :raises RunDirectoryError: the facts cannot be read.
     """
     from gpualert.classify import ExitFacts, classify
+    from gpualert.taxonomy import FailureClass
 
     record = records.read(directory.path)
     end = record.exit or records.ExitStatus()
@@ -241,7 +250,21 @@ def judge(directory: RunDirectory, scan: ScanResult) -> Classification:
         lost=record.lost_reason,
         exec_errno=record.exec_errno,
     )
-    return classify(facts, scan)
+    verdict = classify(facts, scan)
+    if before_cut is None or verdict.failure_class is not FailureClass.UNKNOWN:
+        return verdict
+    earlier = classify(facts, before_cut)
+    return verdict if earlier.failure_class is FailureClass.UNKNOWN else _of_lost_bytes(earlier)
+
+
+def _of_lost_bytes(verdict: Classification) -> Classification:
+    """The verdict with evidence that can no longer be looked up: its offsets would point into other bytes."""
+    from dataclasses import replace as changed
+
+    def moved(items: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+        return tuple(changed(i, source=CUT_LOG, offset=None) if i.source == "log" else i for i in items)
+
+    return changed(verdict, evidence=moved(verdict.evidence), cascade=moved(verdict.cascade), alternatives=())
 
 
 def record_git(directory: RunDirectory) -> None:

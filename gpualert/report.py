@@ -31,6 +31,7 @@ RESULT_AGE_TOLERANCE_S = 5.0
 #: How long after its start a launch's checkout is taken for the code that ran, when nobody asked git meanwhile.
 _STILL_THE_SAME_CODE_S = 30.0
 _CLOCK_STEP_S = 1.0
+_CUT = "the command cut its own log (`> /dev/stderr` does; `>&2` does not): what stood before is gone"
 _WAIT_STEP_S = 0.01
 _LOOK_STEP_S = 0.1
 #: How long an observer may take from the child's end until it first saves its state, and one that is gone until the
@@ -67,6 +68,8 @@ def build(
             name: tuple(value) if isinstance(value, list) else value for name, value in classification.to_json().items()
         }
         warnings += [*trouble, *opinion.pop("warnings")]
+    if record.log_truncated:
+        warnings.append(_CUT)
     git, git_warning = _git(directory, ask_git and _just_ended(record))
     result, result_error, result_warning = _result(directory, record)
     warnings += [warning for warning in (git_warning, result_warning) if warning]
@@ -171,7 +174,7 @@ def _classify_here(directory: RunDirectory, bound_s: float) -> tuple[Classificat
         if time.monotonic() > until:
             done = progress.reader.position[1]
             return _unknown(), [f"of the log's {size} bytes, {done} could be scanned within {bound_s:g} s: no verdict"]
-    return observer.judge(directory, progress.scanner.finish()), []
+    return observer.judge(directory, progress.scanner.finish(), progress.before_cut), []
 
 
 def _unknown() -> Classification:

@@ -168,6 +168,22 @@ def test_a_log_that_the_child_cuts_is_judged_by_what_is_left(host: Host, tmp_pat
     assert all((item.get("offset") or 0) < os.path.getsize(record.log_path) for item in found["evidence"])
 
 
+def test_a_cause_seen_before_the_cut_is_not_forgotten(host: Host, tmp_path: Path) -> None:
+    """A script's ``echo failed > /dev/stderr`` wipes the traceback out; the observer has read it and says where."""
+    script = f"echo 'MemoryError'; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; echo failed > /dev/stderr; exit 1"
+    record = host.launch(["bash", "-c", script])
+    wait_until(lambda: (state := saved(record)) and state["offset"] > 0, DEADLINE_S, "the observer has read it")
+    (tmp_path / "go").touch()
+    host.end(record)
+
+    outcome = report.build(record.run_directory)
+
+    assert Path(record.log_path).read_bytes() == b"failed\n"
+    assert outcome.failure_class == "ram_oom"
+    assert outcome.evidence[0]["source"] == "log before it was cut" and outcome.evidence[0]["offset"] is None
+    assert any("cut its own log" in warning for warning in outcome.warnings)
+
+
 def test_a_child_that_left_a_writer_behind_is_judged_all_the_same(host: Host, tmp_path: Path) -> None:
     """``leftovers="keep"``: the log grows for ever, and the verdict does not wait for that."""
     script = "(while :; do echo noise; sleep 0.001; done) & sleep 0.6; echo 'RuntimeError: boom'; exit 1"
