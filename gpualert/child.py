@@ -22,21 +22,28 @@ if TYPE_CHECKING:
 
     #: What to execute: argv, environment, working directory; all bytes.
     Execution = tuple[list[bytes], dict[bytes, bytes], bytes]
+    #: From the run directory's path to the log's path and what to execute.
+    Resolve = Callable[[str], tuple[str, Execution]]
 
 #: Seconds that SIGKILL is repeated for what is left of a tree.
 KILL_PATIENCE_S = 5.0
 
 
 def fork(
-    resolve: Callable[[str], tuple[str, Execution]], stdin: int | None, umask: int, error_write: int
+    prepare: Callable[[], Resolve],
+    stdin: int | None,
+    umask: int,
+    error_write: int,
+    *kept: int,
 ) -> tuple[int, int]:
     """
     Fork the child and leave it waiting at its gate.
 
-    :param resolve: from the run directory's path to (log path, what to execute); called in the child once the gate
-        opens.
+    :param prepare: called in the child while it waits; gives what tells, once the gate opens, from the run directory's
+        path (log path, what to execute).
     :param stdin: descriptor that becomes its standard input; None for /dev/null.
     :param error_write: pipe on which it reports the errno of a failed start; closed by a successful exec.
+    :param kept: further descriptors for ``prepare``; no other stays open in the child.
     :return: (pid, write end of the gate). Write the run directory's path and a NUL to let it run; close it to call it
         off.
     """
@@ -46,7 +53,7 @@ def fork(
         try:
             os.setpgid(0, 0)
             os.close(gate_write)
-            _run(gate_read, resolve, stdin, umask, error_write)
+            _run(gate_read, prepare, stdin, umask, error_write, kept)
         finally:
             os._exit(126)
     os.close(gate_read)
@@ -58,10 +65,25 @@ def fork(
 
 
 def _run(
-    gate: int, resolve: Callable[[str], tuple[str, Execution]], stdin: int | None, umask: int, error_write: int
+    gate: int,
+    prepare: Callable[[], Resolve],
+    stdin: int | None,
+    umask: int,
+    error: int,
+    kept: tuple[int, ...],
 ) -> NoReturn:
     code = 126
     try:
+        # All that can be done while the disk is busy. Every signal is still blocked.
+        null = os.open("/dev/null", os.O_RDWR)
+        os.dup2(null if stdin is None else stdin, 0)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        os.set_inheritable(0, True)  # dup2 of a descriptor onto itself leaves it to be closed by exec
+        keep_only((gate, error, *kept))
+        resolve = prepare()
+        os.umask(umask)
+        default_signals()
         word = b""
         while not word.endswith(b"\0"):
             piece = os.read(gate, 8192)
@@ -70,20 +92,17 @@ def _run(
             word += piece
         log_path, (argv, env, cwd) = resolve(os.fsdecode(word[:-1]))
         # One open file for both, so the log has the order in which things were written.
-        log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+        log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        os.dup2(os.open("/dev/null", os.O_RDONLY) if stdin is None else stdin, 0)
-        keep_only((error_write,))
         os.chdir(cwd)
-        os.umask(umask)
-        restore_signals()
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
         code = 127
         execute(argv, env)
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+    except OSError as trouble:
+        if trouble.errno not in (errno.ENOENT, errno.ENOTDIR):
             code = 126
-        os.write(error_write, b"%d\n" % (error.errno or 0))
+        os.write(error, b"%d\n" % (trouble.errno or 0))
         os._exit(code)
 
 
@@ -129,9 +148,15 @@ def _looks_like_text(path: bytes) -> bool:
 
 
 def restore_signals() -> None:
+    """Every disposition to its default, and an empty mask."""
+    default_signals()
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+
+
+def default_signals() -> None:
     """
-    Every disposition to its default and an empty mask. Python ignores SIGPIPE and SIGXFSZ; nohup and others ignore
-    more; exec would pass that on.
+    Every disposition to its default. Python ignores SIGPIPE and SIGXFSZ; nohup and others ignore more; exec would pass
+    that on.
     """
     for number in range(1, _signal.NSIG):
         if number not in (_signal.SIGKILL, _signal.SIGSTOP):
@@ -139,7 +164,6 @@ def restore_signals() -> None:
                 _signal.signal(number, _signal.SIG_DFL)
             except (OSError, ValueError):
                 pass  # the two that the C library keeps for itself
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
 
 
 def block_signals() -> None:

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, NoReturn
 
-    from gpualert.child import Execution
+    from gpualert.child import Execution, Resolve
 
 #: The observer is started so long after the child: a run that ends sooner is classified by whoever asks.
 OBSERVER_DELAY_S = 0.25
@@ -37,20 +37,20 @@ class Plan:
     """
     All that guard, supervisor and child need, handed over by fork, so that no secret touches a disk or a command line.
 
-    :param resolve: from the run directory to what the child executes.
+    :param prepare: called in the child while it waits; gives what tells from the run directory what to execute.
     :param stdin: the child's standard input; None for /dev/null.
     """
 
-    __slots__ = ("observe", "resolve", "run", "settings", "stdin")
+    __slots__ = ("observe", "prepare", "run", "settings", "stdin")
 
     def __init__(
         self,
-        resolve: Callable[[RunDirectory], Execution],
+        prepare: Callable[[], Callable[[RunDirectory], Execution]],
         settings: Settings,
         stdin: int | None,
         observe: bool,
     ) -> None:
-        self.resolve = resolve
+        self.prepare = prepare
         self.settings = settings
         self.stdin = stdin
         self.observe = observe
@@ -69,28 +69,24 @@ def run(plan: Plan, go_read: int, ready_write: int) -> NoReturn:
     """
     code = 1
     try:
-        _detach(plan, go_read, ready_write)
+        # First of all the forks, since the launcher has begun to work on the disk; the rest beside it.
+        os.setsid()
         umask = os.umask(0o077)
         children.block_signals()
-        to_guard_read, to_guard_write = os.pipe()
-        error_read, error_write = os.pipe()
-        guard = procfs.identify(os.getpid())
-        assert guard is not None
+        pipes = _Pipes(go_read, ready_write)
         supervisor = os.fork()
         if supervisor == 0:
             try:
-                os.close(to_guard_read)
-                _supervise(plan, guard, umask, go_read, ready_write, to_guard_write, error_read, error_write)
+                _supervise(plan, pipes, umask)
                 code = 0
             except BaseException as error:
                 confess(plan, error)
             finally:
                 os._exit(code)
-        for descriptor in (go_read, to_guard_write, error_write):
-            os.close(descriptor)
-        if plan.stdin is not None:
-            os.close(plan.stdin)
-        _Guard(plan, supervisor, to_guard_read, error_read, ready_write).keep()
+        _detach(pipes.messages_read, pipes.error_read, ready_write, pipes.detached_write)
+        os.write(pipes.detached_write, b"g")
+        os.close(pipes.detached_write)
+        _Guard(plan, supervisor, pipes.messages_read, pipes.error_read, ready_write).keep()
         code = 0
     except BaseException as error:
         confess(plan, error)
@@ -98,49 +94,61 @@ def run(plan: Plan, go_read: int, ready_write: int) -> NoReturn:
         os._exit(code)
 
 
-def _detach(plan: Plan, go_read: int, ready_write: int) -> None:
-    """A session of our own, and nothing left of what the launcher had open."""
-    os.setsid()
+class _Pipes:
+    """
+    What connects launcher, guard, supervisor and child.
+
+    :ivar messages_read: from supervisor to guard, with ``messages_write``.
+    :ivar error_read: from the child: the errno of a failed exec, with ``error_write``.
+    :ivar detached_read: one byte each from guard and child, when they hold nothing of the launcher's any more.
+    """
+
+    __slots__ = (
+        *("detached_read", "detached_write", "error_read", "error_write", "go_read"),
+        *("messages_read", "messages_write", "ready_write"),
+    )
+
+    def __init__(self, go_read: int, ready_write: int) -> None:
+        self.go_read = go_read
+        self.ready_write = ready_write
+        self.messages_read, self.messages_write = os.pipe()
+        self.error_read, self.error_write = os.pipe()
+        self.detached_read, self.detached_write = os.pipe()
+
+
+def _detach(*kept: int) -> None:
+    """Hold nothing of what the launcher had open, and no folder."""
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    kept = [go_read, ready_write]
-    if plan.stdin is not None:
-        plan.stdin = os.dup(plan.stdin)
-        while plan.stdin <= 2:
-            plan.stdin = os.dup(plan.stdin)
-        kept.append(plan.stdin)
     for number in (0, 1, 2):
         os.dup2(null, number)
-    children.keep_only(tuple(kept))
+    children.keep_only(kept)
     os.chdir("/")
 
 
-def _supervise(
-    plan: Plan,
-    guard: procfs.ProcessIdentity,
-    umask: int,
-    go_read: int,
-    ready_write: int,
-    to_guard: int,
-    error_read: int,
-    error_write: int,
-) -> None:
-    def execution(path: str) -> tuple[str, Execution]:
-        run = RunDirectory(path)
-        return run.log_path, plan.resolve(run)
+def _supervise(plan: Plan, pipes: _Pipes, umask: int) -> None:
+    def prepare() -> Resolve:
+        execution = plan.prepare()
+        os.write(pipes.detached_write, b"c")
+        os.close(pipes.detached_write)
 
-    pid, gate = children.fork(execution, plan.stdin, umask, error_write)
-    os.close(error_write)
-    if plan.stdin is not None:
-        os.close(plan.stdin)
-    word = _read_word(go_read)
-    os.close(go_read)
-    if not word:
+        def resolve(path: str) -> tuple[str, Execution]:
+            run = RunDirectory(path)
+            return run.log_path, execution(run)
+
+        return resolve
+
+    ready_write, to_guard = pipes.ready_write, pipes.messages_write
+    pid, gate = children.fork(prepare, plan.stdin, umask, pipes.error_write, pipes.detached_write)
+    _detach(pipes.go_read, ready_write, to_guard, pipes.error_read, pipes.detached_read, gate)
+    guard = procfs.identify(os.getppid())
+    child = procfs.identify(pid)
+    supervisor = procfs.identify(os.getpid())
+    word = _read_word(pipes.go_read)
+    os.close(pipes.go_read)
+    if not word or guard is None or child is None or supervisor is None:
         return  # called off; the closing gate ends the child
     run = plan.run = RunDirectory(os.fsdecode(word))
     _send(to_guard, b"R " + word + b"\n")
-    child = procfs.identify(pid)
-    supervisor = procfs.identify(os.getpid())
-    assert child is not None and supervisor is not None
     started: dict[str, Any] = {
         "launch_id": run.launch_id,
         "number": run.number,
@@ -166,6 +174,9 @@ def _supervise(
         return
     os.write(gate, word + b"\0")
     os.close(gate)
+    while os.read(pipes.detached_read, 8):
+        pass  # until guard and child have let go of it
+    os.close(pipes.detached_read)
     # In this order: a guard that did not hear of the start tells it once more.
     _send(ready_write, started_line(started))
     _send(to_guard, b"S\n")
@@ -175,7 +186,7 @@ def _supervise(
         started,
         plan.settings,
         "supervisor",
-        error_read,
+        pipes.error_read,
         tell=lambda line: _send(to_guard, line),
         announce=lambda ending: announce(ready_write, ending),
     ).watch()

@@ -20,7 +20,7 @@ from gpualert.supervisor import Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Mapping, Sequence
+    from typing import Any, Callable, Mapping, Sequence
 
     from gpualert.child import Execution
     from gpualert.records import RunRecord
@@ -106,7 +106,7 @@ def launch(
     def settled(run: RunDirectory) -> bool:
         return records.read(run.path).state.ended
 
-    plan = Plan(resolve, Settings.from_spec(spec.to_json()), None, observe=True)
+    plan = Plan(lambda: resolve, Settings.from_spec(spec.to_json()), None, observe=True)
     passed_over = [
         f"{root.path}: passed over as a place for run directories: {root.why}" for root in roots[: roots.index(chosen)]
     ]
@@ -166,13 +166,11 @@ def start_fast(
     if cwd is not None and not (os.path.isdir(here) and os.access(here, os.X_OK)):
         raise InvalidSpec(f"cwd: expected a folder, found {_what_is(here)} at {here}", "cwd_missing")
 
-    def resolve(run: RunDirectory) -> Execution:
-        # In the child, while the disk is busy with the launcher's files.
+    def prepare() -> Callable[[RunDirectory], Execution]:
         child_env = _child_environment(environ, here, env or {}, _KEPT_IN_FOREGROUND)
-        child_env[procfs.TAG.encode()] = run.launch_id.encode()
-        return [os.fsencode(word) for word in argv], child_env, os.fsencode(here)
+        return lambda run: _execution(argv, child_env, here, run.launch_id)
 
-    starting = _Starting(Plan(resolve, Settings(deadline_s, grace_period_s, leftovers=leftovers), stdin, observe=True))
+    starting = _Starting(Plan(prepare, Settings(deadline_s, grace_period_s, leftovers=leftovers), stdin, observe=True))
     run = folder = None
     try:
         key = LaunchKey(("foreground", os.urandom(12).hex()), os.path.basename(argv[0]))
@@ -215,6 +213,7 @@ class _Starting:
     """
 
     def __init__(self, plan: Plan) -> None:
+        placeholders = _fill_standard_descriptors()
         go_read, self._go = os.pipe()
         self.ready, ready_write = os.pipe()
         self._pid = os.fork()
@@ -225,8 +224,8 @@ class _Starting:
                 guards.run(plan, go_read, ready_write)
             finally:
                 os._exit(1)
-        os.close(go_read)
-        os.close(ready_write)
+        for descriptor in (go_read, ready_write, *placeholders):
+            os.close(descriptor)
         self._word_given = False
         self._refused = False
         found = procfs.identify(self._pid)
@@ -276,6 +275,17 @@ class _Starting:
                 return False
             _remove_tree(run.path)
         return True
+
+
+def _fill_standard_descriptors() -> list[int]:
+    """A launcher without standard descriptors would get pipes of ours in their place, which the child's then replace."""
+    opened: list[int] = []
+    while True:
+        descriptor = os.open("/dev/null", os.O_RDWR)
+        if descriptor > 2:
+            os.close(descriptor)
+            return opened
+        opened.append(descriptor)
 
 
 def _claim_value(

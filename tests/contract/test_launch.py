@@ -288,6 +288,26 @@ def test_whoever_stops_listening_does_not_matter(host: Host) -> None:
     assert host.end(record).exit == ExitStatus(5, None, False)
 
 
+def test_a_launcher_without_standard_descriptors(host: Host) -> None:
+    """A daemon that has closed 0, 1 and 2: the child has them all the same."""
+    key = host.key()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for descriptor in (0, 1, 2):
+                os.close(descriptor)
+            host.launch(["sh", "-c", "cat; echo out; echo err >&2; exit 4"], key=key)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+    record = records.read(f"{host.root}/launches/{key.directory_name}/0001")
+    host.records.append(record)
+
+    assert host.end(record).exit == ExitStatus(4, None, False)
+    assert host.log(record) == b"out\nerr\n"
+
+
 _KEY = LaunchKey(("limits",), "limits")
 
 
