@@ -1,6 +1,7 @@
 """All that crosses from a launch to Airflow, as one small versioned JSON object.
 
-Opinion (the classification) and fact (state, exit) stand side by side here and never mix: no field of the one is derived from the other.
+Opinion (the classification) and fact (state, exit) stand side by side here and never mix: no field of the one is
+derived from the other.
 """
 
 from __future__ import annotations
@@ -24,16 +25,20 @@ class Outcome:
     """
     What became of a launch, who is to blame, and whether trying again can help.
 
-    The fields from ``failure_class`` to ``warnings`` are the classification, with the names and shapes of :class:`gpualert.verdict.Classification`;
-    ``failure_class`` is ``success`` when nothing failed and None while nothing can be said (the launch still runs, or could not be reached).
+    The fields from ``failure_class`` to ``warnings`` are the classification, with the names and shapes of
+    :class:`gpualert.verdict.Classification`;
+    ``failure_class`` is ``success`` when nothing failed and None while nothing can be said (the launch still runs, or
+    could not be reached).
 
-    :param host: {name, machine_id, boot_id}; ``name`` is what the caller calls the host, the rest is what the host says of itself.
+    :param host: {name, machine_id, boot_id}; ``name`` is what the caller calls the host, the rest is what the host says
+        of itself.
     :param exit_code: 0..255, or None when a signal ended the child or nobody saw its end.
     :param signal: the signal's name, or None.
     :param created_at: ISO 8601 in UTC, as are ``started_at`` and ``ended_at``; on the host's clock.
     :param duration_s: seconds the child ran, by the host's monotonic clock.
     :param git: {commit, dirty} of ``cwd`` when the child started; None when it is no checkout or git could not say.
-    :param result: the content of ``result_file``; None when there is none, and ``result_error`` then says why, if one was asked for.
+    :param result: the content of ``result_file``; None when there is none, and ``result_error`` then says why, if one
+        was asked for.
     :param versions: {gpualert, python, archive}.
     """
 
@@ -102,7 +107,8 @@ class Outcome:
         return text
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values: NaN and infinities become None, tuples become lists; shortened to :data:`MAX_JSON_BYTES` if it must be."""
+        """Plain JSON values: NaN and infinities become None, tuples become lists; shortened to :data:`MAX_JSON_BYTES`
+        if it must be."""
         value: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         value["state"] = self.state.value
         value["attempt"] = None if self.attempt is None else self.attempt.to_json()
@@ -131,7 +137,8 @@ class Outcome:
 
 
 def without_nan(value: Any) -> Any:
-    """A copy made of JSON's own types, with None in place of NaN and infinities (Airflow fails a task whose XCom holds one)."""
+    """A copy made of JSON's own types, with None in place of NaN and infinities (Airflow fails a task whose XCom holds
+    one)."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
