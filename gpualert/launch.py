@@ -278,7 +278,7 @@ class _Starting:
 
 
 def _fill_standard_descriptors() -> list[int]:
-    """A launcher without standard descriptors would get pipes of ours in their place, which the child's then replace."""
+    """A launcher without standard descriptors would get our pipes in their place, and the child replaces those."""
     opened: list[int] = []
     while True:
         descriptor = os.open("/dev/null", os.O_RDWR)
