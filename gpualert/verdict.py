@@ -22,6 +22,7 @@ MAX_TEXT_CHARS = 500
 MAX_EVIDENCE = 6
 MAX_CASCADE = 6
 MAX_NOTES = 8
+_MAX_JSON_BYTES = 23 * 1024
 
 
 def bounded(text: str, limit: int = MAX_TEXT_CHARS) -> str:
@@ -51,14 +52,14 @@ class Evidence:
     text: str
     rule: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, limit: int = MAX_TEXT_CHARS) -> dict[str, Any]:
         """A JSON-able dictionary; ``from_json`` reads it back."""
         return {
-            "source": self.source,
+            "source": bounded(self.source, limit),
             "line": self.line,
             "offset": self.offset,
             "rank": self.rank,
-            "text": bounded(self.text),
+            "text": bounded(self.text, limit),
             "rule": self.rule,
         }
 
@@ -109,12 +110,12 @@ class Alternative:
     reason: str
     evidence: Evidence | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, limit: int = MAX_TEXT_CHARS) -> dict[str, Any]:
         """A JSON-able dictionary; ``from_json`` reads it back."""
         return {
             "failure_class": self.failure_class.value,
-            "reason": bounded(self.reason, 300),
-            "evidence": None if self.evidence is None else self.evidence.to_json(),
+            "reason": bounded(self.reason, min(limit, 300)),
+            "evidence": None if self.evidence is None else self.evidence.to_json(limit),
         }
 
     @classmethod
@@ -158,18 +159,26 @@ class Classification:
         return self.evidence[0] if self.evidence else None
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-able dictionary of less than 24 KiB when written as UTF-8; ``from_json`` reads it back."""
+        """A JSON-able dictionary of less than 24 KiB, however it is written; ``from_json`` reads it back."""
+        value: dict[str, Any] = {}
+        for limit in (MAX_TEXT_CHARS, 250, 120, 60):
+            value = self._to_json(limit)
+            if _weight(value) < _MAX_JSON_BYTES:
+                break
+        return value
+
+    def _to_json(self, limit: int) -> dict[str, Any]:
         return {
             "failure_class": self.failure_class.value,
             "coarse_class": self.coarse_class,
             "domain": self.domain.value,
             "retry_outlook": self.retry_outlook.to_json(),
-            "evidence": [item.to_json() for item in self.evidence[:MAX_EVIDENCE]],
-            "cascade": [item.to_json() for item in self.cascade[:MAX_CASCADE]],
-            "alternatives": [item.to_json() for item in self.alternatives[:MAX_CASCADE]],
-            "not_seen": [bounded(item, 200) for item in self.not_seen[:MAX_NOTES]],
-            "advice": bounded(self.advice),
-            "warnings": [bounded(item, 300) for item in self.warnings[:MAX_NOTES]],
+            "evidence": [item.to_json(limit) for item in self.evidence[:MAX_EVIDENCE]],
+            "cascade": [item.to_json(limit) for item in self.cascade[:MAX_CASCADE]],
+            "alternatives": [item.to_json(limit) for item in self.alternatives[:MAX_CASCADE]],
+            "not_seen": [bounded(item, min(limit, 200)) for item in self.not_seen[:MAX_NOTES]],
+            "advice": bounded(self.advice, limit),
+            "warnings": [bounded(item, min(limit, 300)) for item in self.warnings[:MAX_NOTES]],
         }
 
     @classmethod
@@ -205,3 +214,16 @@ class Classification:
                 for item in self.alternatives
             ),
         )
+
+
+def _weight(value: Any) -> int:
+    """At most so many bytes does JSON take, if every character beyond ASCII is escaped."""
+    if isinstance(value, str):
+        return 2 + sum(
+            1 if " " <= char <= "~" and char not in '"\\' else 6 if char <= "\uffff" else 12 for char in value
+        )
+    if isinstance(value, dict):
+        return 2 + sum(_weight(key) + _weight(item) + 4 for key, item in value.items())
+    if isinstance(value, list):
+        return 2 + sum(_weight(item) + 2 for item in value)
+    return 20
