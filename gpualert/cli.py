@@ -27,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     :return: the exit status.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a log line must not fail to show in a terminal that speaks Latin-1
+            stream.reconfigure(errors="backslashreplace")
     try:
         options = build_parser().parse_args(words)
     except SystemExit as end:  # argparse has said its word; in `run` and `attach` 2 could be the command's own status

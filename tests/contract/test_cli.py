@@ -284,6 +284,23 @@ def test_doctor_examines_this_host(gpualert: Gpualert) -> None:
     assert not gpualert.root.exists()
 
 
+def test_any_encoding_of_the_terminal_will_do(gpualert: Gpualert) -> None:
+    """What it cannot show is written as an escape."""
+    environment = {**gpualert.environment, "PYTHONIOENCODING": "ascii"}
+    launch_id = launch(gpualert, "--label", "größer", "--", "true")
+    assert b"gr\\xf6\\xdfer" in gpualert.run("status", launch_id, env=environment).stdout
+    assert gpualert.run("doctor", env=environment).stderr == b""
+
+
+def test_an_observer_can_be_started_by_hand(gpualert: Gpualert) -> None:
+    """For a launch whose own was killed for good."""
+    launch_id = launch(gpualert, "--", "sh", "-c", "echo MemoryError; exit 1")
+    gpualert.run("attach", "-q", launch_id)
+    assert gpualert.run("observe", str(gpualert.run_directory())).returncode == 0
+    verdict = json.loads((gpualert.run_directory() / "observer" / "verdict.json").read_text())
+    assert verdict["failure_class"] == "ram_oom"
+
+
 def test_classify_judges_any_log(gpualert: Gpualert, tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
     done = gpualert.run("classify", "--json", "--exit-code", "1", str(tmp_path / "train.log"))
