@@ -60,7 +60,7 @@ def _span(parsed: Any, faults: list[str], inside: bool, anchored: bool) -> int:
                 faults.append("an unbounded repetition inside another repetition")
             inner = _span(body, faults, inside or unbounded or high > 1, anchored)
             if unbounded:
-                if len(body) != 1:
+                if len(body) != 1 or body[0][0] not in _SINGLE:
                     faults.append(
                         "an unbounded repetition of more than one kind of character: give it a bound, such as {0,80}"
                     )
@@ -68,8 +68,8 @@ def _span(parsed: Any, faults: list[str], inside: bool, anchored: bool) -> int:
                     faults.append("an unbounded repetition of nearly any character: give it a bound, such as {0,80}")
                 total *= 2  # digits or blanks: what follows them ends them
             elif high > 1:
-                wide = len(body) == 1 and _is_wide(body[0])
-                total *= (max(1, high - low + 1) if wide or len(body) > 1 else 2) * max(1, inner)
+                narrow = len(body) == 1 and body[0][0] in _SINGLE and not _is_wide(body[0])
+                total *= (2 if narrow else max(1, high - low + 1)) * max(1, inner)
             else:
                 total *= max(1, inner)
         elif operation is _sre.SUBPATTERN:
@@ -80,6 +80,9 @@ def _span(parsed: Any, faults: list[str], inside: bool, anchored: bool) -> int:
             total *= max(1, _span(argument[1], faults, inside, anchored))
         total = min(total, 10**12)
     return total
+
+
+_SINGLE = (_sre.LITERAL, _sre.NOT_LITERAL, _sre.ANY, _sre.IN)
 
 
 def _is_wide(item: Any) -> bool:

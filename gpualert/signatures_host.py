@@ -95,7 +95,7 @@ ROWS: tuple[Signature, ...] = (
     _S("disk_full.enospc", ("no space left", "enospc", "disk is full", "disk full", "not enough free disk space", "not enough space", "out of disk", "insufficient disk", "insufficient space", "wrote only"),
        r"(?i)no space left on device|\bENOSPC\b|(?:disk|filesystem|file system|volume) (?:is )?full\b|not enough (?:free )?(?:disk )?space (?:on|to|left|for|available)|out of disk space|Wrote only \d+ of \d+ bytes|insufficient (?:disk|free|storage) space",
        Role.ROOT, _C.DISK_FULL),
-    _S("disk_full.quota", ("quota exceeded", "quota", "edquot"), r"(?i)disk quota exceeded|quota exceeded|exceed(?:s|ed)? (?:the |your |its |disk |storage )*quota|\bEDQUOT\b|over (?:disk )?quota",
+    _S("disk_full.quota", ("quota exceeded", "quota", "edquot"), r"(?i)disk quota exceeded|quota exceeded|exceed(?:s|ed)? (?:the |your |its |disk |storage ){0,3}quota|\bEDQUOT\b|over (?:disk )?quota",
        Role.ROOT, _C.DISK_FULL, proves_not="An API's quota (429) is another thing."),
     _S("disk_full.ephemeral", ("ephemeral",), r"(?i)ephemeral[- ](?:local )?storage.{0,60}(?:exceed|low|limit)|low on resource: ephemeral-storage", Role.DECISIVE, _C.DISK_FULL),
     _S("disk_full.writer", ("unexpected pos", "pytorchstreamwriter"), r"unexpected pos \d+ vs \d+|PytorchStreamWriter failed writing", Role.ROOT, _C.DISK_FULL,

@@ -1,0 +1,87 @@
+"""Rules of the user's own: they add, replace and silence, and their faults are all named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpualert.classify_file import classify_file
+from gpualert.taxonomy import FailureClass
+from gpualert.userrules import InvalidRules, compile_rules, load_rules, rules_from_json
+
+GOOD = """
+silence = ["missing_module.python"]
+
+[[rule]]
+name = "lab.licence"
+words = ["no seats"]
+pattern = 'licence checkout failed: no seats'
+class = "usage_error"
+domain = "configuration"
+advice = "Ask for a seat."
+
+[[rule]]
+name = "cuda_oom.torch"
+words = ["out of memory"]
+pattern = 'GPU is out of memory'
+class = "cuda_oom"
+"""
+
+toml = pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python has no TOML reader (3.11 has)")
+
+
+@toml
+def test_rules_add_replace_and_silence(tmp_path: Path) -> None:
+    """In front of the built-in rows, compiled to JSON with the same effect."""
+    source = tmp_path / "my.rules.toml"
+    source.write_text(GOOD)
+    compiled = tmp_path / "my.rules.json"
+    compiled.write_text(json.dumps(compile_rules(GOOD)))
+    log = tmp_path / "a.log"
+    log.write_text("2025 licence checkout failed: no seats\n")
+    for path in (source, compiled):
+        rules = load_rules(str(path))
+        verdict = classify_file(str(log), code=1, rules=rules)
+        assert verdict.failure_class is FailureClass.USAGE_ERROR
+        assert (verdict.root is not None and verdict.root.rule, verdict.advice) == ("lab.licence", "Ask for a seat.")
+        assert rules["cuda_oom.torch"].pattern == "GPU is out of memory"
+        assert "missing_module.python" not in rules
+
+
+@toml
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("x = 1", "found x"),
+        ("[[rule]", "expected TOML"),
+        ('silence = ["nobody.home"]', "no rule 'nobody.home'"),
+        ('[[rule]]\nname = "Bad"\nwords=["abc"]\npattern="x"\nclass="nccl"', "name: expected"),
+        ('[[rule]]\nname = "a.b"\nwords=["abc"]\npattern="(x+)+"\nclass="nccl"', "unbounded"),
+        ('[[rule]]\nname = "a.b"\nwords=["12"]\npattern="x"\nclass="nccl"', "fewer than three"),
+        ('[[rule]]\nname = "a.b"\nwords=["abc"]\npattern="x"\nclass="gremlin"', "found 'gremlin'"),
+        ('[[rule]]\nname = "a.b"\nwords=["abc"]\npattern="x"\nclass="nccl"\ncolour="red"', "unknown key 'colour'"),
+        ('[[rule]]\nname = "a.b"\npattern="a.b|c"\nclass="nccl"', "words: expected a list"),
+    ],
+)
+def test_faults_are_named(text: str, words: str) -> None:
+    """With the file, the rule's number and what was expected."""
+    with pytest.raises(InvalidRules, match=r"my\.toml") as caught:
+        compile_rules(text, "my.toml")
+    assert words in str(caught.value)
+
+
+def test_all_faults_are_named_at_once() -> None:
+    """Nobody wants to find them one by one."""
+    value = {"format_version": 1, "rules": [{"name": "x"}, 7], "silence": ["a.b"]}
+    with pytest.raises(InvalidRules) as caught:
+        rules_from_json(value)
+    assert len(str(caught.value).splitlines()) >= 6
+
+
+def test_a_newer_format_is_refused() -> None:
+    """And says which was expected."""
+    with pytest.raises(InvalidRules, match="expected format_version 1, found 2"):
+        rules_from_json({"format_version": 2})
