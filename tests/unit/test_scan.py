@@ -104,7 +104,9 @@ def test_an_offset_finds_the_line_again() -> None:
 
 def test_progress_is_counted() -> None:
     """Lines that advance are counted, whatever logger wrote them; nan is no progress."""
-    data = b"{'loss': 2.4, 'epoch': 0.1}\nEpoch: [0][ 1/10] loss: 1.0\nloss: nan\n 5%|5 | 5/100 [00:01<00:20, 4.6it/s]\n"
+    data = (
+        b"{'loss': 2.4, 'epoch': 0.1}\nEpoch: [0][ 1/10] loss: 1.0\nloss: nan\n 5%|5 | 5/100 [00:01<00:20, 4.6it/s]\n"
+    )
     assert scan(data, []).progress == 3
 
 
