@@ -80,14 +80,14 @@ CASES = [
         {"train.py": "import numpy as np\nprint('numpy', np.__version__)\nimport flash_attn\n"},
         ("numpy",),
     ),
-    Case("module-missing-dash-m", "python -m lightning_fabric.cli train\n"),
+    Case("module-missing-dash-m", "python -m fairseq_cli.train data-bin\n"),
     Case("symbol-undefined", UNDEFINED, {"plugin.c": PLUGIN_C, "train.py": LOAD_SO}, ("gcc",)),
     Case("library-missing", MISSING_SO, needs=("gcc",)),
     Case("usage-argparse", "python finetune.py --lr fast --epochs 3\n", {"finetune.py": ARGPARSE}),
     Case("usage-click", "python cli.py --batch-size 0 conf.yaml\n", {"cli.py": CLICK}, ("click",)),
     Case("syntax-colon", "python train.py\n", {"train.py": PARSE}),
     Case("syntax-tabs", "python step.py\n", {"step.py": TABS}),
-    Case("command-not-found", "source_env=1\necho preparing\ndeepspeed --num_gpus 8 train.py\n"),
+    Case("command-not-found", "source_env=1\necho preparing\ncolossalai run --nproc_per_node 8 train.py\n"),
     Case(
         "not-executable", "chmod 644 launch.sh\necho launching\n./launch.sh\n", {"launch.sh": "#!/bin/bash\necho hi\n"}
     ),
