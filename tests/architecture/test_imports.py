@@ -17,8 +17,6 @@ PROVIDER = ROOT / "provider" / "gpualert_provider"
 
 # docs/explanation/architecture.md: the names by which the provider enters the core.
 FRONT_DOOR = {"archive", "errors", "key", "outcome", "protocol", "records", "spec", "taxonomy"}
-# `gpualert doctor CONN` looks at a host from both ends, so its provider half shares the core's findings.
-SIDE_DOORS = {PROVIDER / "doctor.py": {"doctor"}}
 
 # The one exception to "standard library only": may lie in the shipped archive, and is imported lazily.
 OPTIONAL = {"pynvml"}
@@ -106,10 +104,9 @@ def test_the_way_to_the_childs_start_is_free_of_slow_imports(room: str) -> None:
 @provider_files
 def test_the_provider_enters_the_core_by_its_front_door(path: Path) -> None:
     """So the core can be rebuilt behind it."""
-    allowed = FRONT_DOOR | SIDE_DOORS.get(path, set())
     entered = {(line, name.split(".")[1]) for line, name in imported(path) if name.startswith("gpualert.")}
     rooms = {p.stem for p in CORE.glob("*.py")}
-    elsewhere = sorted(f"line {line}: gpualert.{room}" for line, room in entered if room in rooms - allowed)
+    elsewhere = sorted(f"line {line}: gpualert.{room}" for line, room in entered if room in rooms - FRONT_DOOR)
 
     assert not elsewhere, f"{path.name} enters by {elsewhere}; the front door is {sorted(FRONT_DOOR)}"
 
