@@ -311,15 +311,21 @@ def test_a_trigger_that_only_moved_stops_nothing(target: SshTarget, supervisor: 
         assert "the training goes on" in log.told and (state or "cleared") in log.told
 
 
-def test_when_the_state_cannot_be_asked_nothing_is_stopped(target: SshTarget, supervisor: Callable[..., Any]):
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [(RuntimeError("API server is away"), "API server is away"), ("missing", "was not in the answer")],
+)
+def test_when_the_state_is_not_known_nothing_is_stopped(
+    target: SshTarget, supervisor: Callable[..., Any], answer: Any, word: str
+):
     """A training of five days is not stopped on a guess; how to stop it is told."""
-    supervisor(RuntimeError("API server is away"))
+    supervisor(answer)
     launch_id = started(target, ENDLESS)
     with stopped_at_the_end(target, launch_id):
         log = run_until(trigger_for(launch_id), lambda log: log.training_lines, kill=True)
 
         assert state_of(target, launch_id) == "RUNNING"
-        assert "API server is away" in log.told and f"gpualert stop {launch_id}" in log.told
+        assert word in log.told and f"gpualert stop {launch_id}" in log.told
 
 
 def test_a_triggerer_that_shuts_down_stops_nothing(target: SshTarget, supervisor: Callable[..., Any]):

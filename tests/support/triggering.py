@@ -64,15 +64,19 @@ class Supervisor:
         self.asked: list[Any] = []
 
     async def asend(self, message: Any) -> Any:
-        from airflow.sdk.execution_time.comms import TaskStatesResult
+        from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
+        from airflow.sdk.execution_time.comms import ErrorResponse, TaskStatesResult
 
+        if type(message).__name__ == "GetDagRunState" and self.state == "deleted":
+            detail = {"status_code": 404, "message": "Not Found"}
+            raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail=detail))
         if type(message).__name__ != "GetTaskStates":
             return None
         self.asked.append(message)
         state = self.state(len(self.asked)) if callable(self.state) else self.state
         if isinstance(state, Exception):
             raise state
-        if state == "deleted":
+        if state in ("deleted", "missing"):
             return TaskStatesResult(task_states={})
         return TaskStatesResult(task_states={"run": {"train": state}})
 
@@ -147,7 +151,11 @@ def run_until(
 
 @pytest.fixture
 def supervisor(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Supervisor]:
-    """Set the state that Airflow gives for the task: a word, None (cleared), ``deleted``, or an exception."""
+    """
+    Set the state that Airflow gives for the task: a word, None (cleared), ``deleted`` (with its run), ``missing``
+    (though
+    its run is there), or an exception.
+    """
     from airflow.jobs import triggerer_job_runner
     from airflow.sdk.execution_time import task_runner
 

@@ -180,7 +180,8 @@ async def _keys(target: SshTarget) -> tuple[list[Any], list[str], asyncssh.SSHAg
     keys: list[Any] = []
     tried: list[str] = []
     for identity in target.identities:
-        key = asyncssh.import_private_key(identity.text, identity.passphrase)
+        # In a thread: opening an encrypted key is made slow on purpose.
+        key = await asyncio.to_thread(asyncssh.import_private_key, identity.text, identity.passphrase)
         keys.append(key if identity.certificate is None else (key, asyncssh.import_certificate(identity.certificate)))
         tried.append(identity.source)
     agent = None

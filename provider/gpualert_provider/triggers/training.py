@@ -118,6 +118,7 @@ class GpuTrainingTrigger(BaseTrigger):
         self._writer: TaskLogWriter | None = None
         self._redactor: Redactor | None = None
         self._secret_values: tuple[str, ...] | None = None
+        self._masked: tuple[str, ...] = ()
         self._held_epoch: int | None = None
         self._told: set[str] = set()
         self._rebooted = False
@@ -418,6 +419,7 @@ class GpuTrainingTrigger(BaseTrigger):
                 await asyncio.sleep(1.0)
                 continue
             if not known:
+                self.log.info("Airflow no longer has this task instance: its run was deleted.")
                 return "deleted"
             if state in _GIVEN_UP:
                 return state
@@ -443,10 +445,29 @@ class GpuTrainingTrigger(BaseTrigger):
         states = (reply.task_states or {}).get(ti.run_id) or {}
         # The Execution API adds the index to the name of a mapped task.
         name = ti.task_id if map_index < 0 else f"{ti.task_id}_{map_index}"
-        if name not in states:
-            return False, None
-        state = states[name]
-        return True, None if state is None else str(getattr(state, "value", state))
+        if name in states:
+            state = states[name]
+            return True, None if state is None else str(getattr(state, "value", state))
+        # An empty answer alone is no ground for stopping a training.
+        if await self._run_exists():
+            raise RuntimeError(
+                f"the run {ti.run_id} exists, and its task {name} was not in the answer: {sorted(states)}"
+            )
+        return False, None
+
+    async def _run_exists(self) -> bool:
+        from airflow.sdk.exceptions import AirflowRuntimeError
+        from airflow.sdk.execution_time import task_runner
+        from airflow.sdk.execution_time.comms import GetDagRunState
+
+        ti: Any = self.task_instance
+        try:
+            await task_runner.SUPERVISOR_COMMS.asend(GetDagRunState(dag_id=ti.dag_id, run_id=ti.run_id))
+        except AirflowRuntimeError as error:
+            if (error.error.detail or {}).get("status_code") == 404:
+                return False
+            raise
+        return True
 
     # -- small things
 
@@ -458,8 +479,12 @@ class GpuTrainingTrigger(BaseTrigger):
 
                 found = await asyncio.to_thread(resolve_what_is_there, self.secret_env)
                 self._secret_values = tuple(found.values())
-        if self._writer is None:  # which keeps the redactor that it began with
-            self._redactor = Redactor([*self._secret_values, *more])
+        values = (*self._secret_values, *more)
+        # The writer keeps the redactor that it began with; and each new one would warn again of values that are too
+        # short.
+        if self._redactor is None or (self._writer is None and values != self._masked):
+            self._masked = values
+            self._redactor = Redactor(values)
 
     def _print(self, record: Record) -> None:
         if record.time is None:

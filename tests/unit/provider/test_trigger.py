@@ -211,11 +211,15 @@ def test_the_tasks_own_state_is_read_also_when_it_is_mapped(
     map_index: int, states: dict[str, str | None], expected: tuple[bool, str | None], monkeypatch: pytest.MonkeyPatch
 ):
     """The Execution API names a mapped task instance with its index behind."""
+    from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
     from airflow.sdk.execution_time import task_runner
-    from airflow.sdk.execution_time.comms import TaskStatesResult
+    from airflow.sdk.execution_time.comms import ErrorResponse, TaskStatesResult
 
     class Comms:
         async def asend(self, message: object) -> TaskStatesResult:
+            if type(message).__name__ == "GetDagRunState":
+                detail = {"status_code": 404}
+                raise AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail=detail))
             return TaskStatesResult(task_states={"run": states})
 
     monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", Comms(), raising=False)
