@@ -181,7 +181,7 @@ main{max-width:70rem;margin:auto}
 h1{font-size:1.35rem;margin:0 0 .25rem}
 h2{font-size:1.02rem;margin:1.75rem 0 .5rem}
 .dim{color:var(--dim)}
-.chip{display:inline-block;padding:.1rem .6rem;border-radius:1rem;border:1px solid currentColor;font-weight:600}
+.chip{display:inline-block;margin-left:.5rem;font-size:1rem;padding:.05rem .6rem;border-radius:1rem;border:1px solid currentColor;font-weight:600}
 .good{color:var(--good)}.bad{color:var(--bad)}.warn{color:var(--warn)}.info{color:var(--info)}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(15rem,1fr));gap:.75rem;margin:1rem 0}
 .card{border:1px solid var(--line);border-radius:.5rem;padding:.75rem;background:var(--soft)}
