@@ -41,7 +41,7 @@ class Gpualert:
 
     def argv(self, *words: str) -> list[str]:
         # Without site-packages: what the core needs is the standard library, and a test environment is slow to start.
-        return [sys.executable, "-S", "-m", "gpualert", *words]
+        return [sys.executable, "-S", str(Path(__file__).with_name("isolated_gpualert.py")), *words]
 
     def run(self, *words: str, **changes: object) -> subprocess.CompletedProcess[bytes]:
         """Run to the end, without a terminal; what it printed is kept apart."""
@@ -62,8 +62,12 @@ class Gpualert:
         return sorted(found, key=lambda path: path.stat().st_ctime_ns)
 
     def run_directory(self) -> Path:
-        """The one that there is, or will be in a moment."""
-        return wait_until(self.run_directories, DEADLINE_S, "a run directory appears")[0]
+        """The one that there is, or will be in a moment, with a log in it."""
+
+        def complete() -> list[Path]:
+            return [path for path in self.run_directories() if (path / "log").exists()]
+
+        return wait_until(complete, DEADLINE_S, "a run directory with a log appears")[0]
 
 
 class Terminal:
