@@ -14,6 +14,7 @@ from gpualert.taxonomy import (
     coarse_class,
     default_outlook,
 )
+from tools.generate_failure_classes import TARGET, page
 
 FIFTEEN = (
     "cuda_oom nccl cuda_runtime ram_oom segfault file_not_found permission missing_module div_zero device_mismatch "
@@ -47,3 +48,8 @@ def test_success_is_not_retried_and_unknown_once() -> None:
 def test_exception_names_are_last_parts() -> None:
     """They are compared with the last part of a dotted name."""
     assert not [name for name in EXCEPTION_CLASSES if "." in name]
+
+
+def test_the_reference_page_is_what_the_code_says() -> None:
+    """Nobody edits it by hand: `python -m tools.generate_failure_classes`."""
+    assert TARGET.read_text(encoding="utf-8") == page()
