@@ -33,7 +33,7 @@ class Link(Protocol):
     def last_words(self) -> str: ...
 
     @property
-    def alive(self) -> bool: ...
+    def command_ended(self) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -255,7 +255,7 @@ class BlockingSession:
             if self._conversation.over:
                 raise TransportError("dropped", f"{self.target.peer}: the conversation is over.")
             words = self._link.last_words()
-            if not self._link.alive and isinstance(self.target, SshTarget):
+            if not self._link.command_ended and isinstance(self.target, SshTarget):
                 raise TransportError(
                     "dropped", f"{self.target.peer}: the connection was lost.{f' {words}' if words else ''}"
                 )

@@ -96,8 +96,8 @@ class LocalLink:
         return f"{words}{' ' if words else ''}[the helper process ended with status {code}]"
 
     @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
+    def command_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def close(self) -> None:
         """End of input asks it to leave; it is made to after 5 seconds. What it has launched goes on."""

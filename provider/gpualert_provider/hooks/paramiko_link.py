@@ -90,14 +90,14 @@ class ParamikoLink:
         words = self._stderr.decode("utf-8", "replace").strip()
         # An exit status may follow the end of the stream a moment later.
         self._channel.status_event.wait(0.5)
-        if self._channel.exit_status_ready() and self._channel.exit_status >= 0:
+        if self.command_ended:
             words += f"{' ' if words else ''}[the remote command ended with status {self._channel.exit_status}]"
         return words
 
     @property
-    def alive(self) -> bool:
-        """The connection itself still stands (the channel may have ended)."""
-        return self._transport is not None and self._transport.is_active()
+    def command_ended(self) -> bool:
+        """The host has said that the command ended; when a connection is lost, nobody says it."""
+        return self._channel is not None and self._channel.exit_status_ready() and self._channel.exit_status >= 0
 
     def close(self) -> None:
         """Close channel, connection and proxy process. Any number of times."""

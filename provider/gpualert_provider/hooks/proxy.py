@@ -28,7 +28,11 @@ class ProxyProcess:
         self.socket, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                shlex.split(command), stdin=theirs, stdout=theirs, stderr=self._words, start_new_session=True
+                shlex.split(command),
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=self._words.fileno(),
+                start_new_session=True,
             )
         except (OSError, ValueError) as error:
             self.socket.close()

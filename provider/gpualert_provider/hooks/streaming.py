@@ -157,7 +157,7 @@ class StreamingSession:
         self._connection = await borrowed.__aenter__()
         self._borrowed = borrowed
         try:
-            self._process = await connections.within(
+            process = await connections.within(
                 self._connection.create_process(self._conversation.command, encoding=None, request_pty=False),
                 target.auth_timeout_s,
             )
@@ -171,7 +171,8 @@ class StreamingSession:
             raise TransportError(
                 "dropped", f"{target.peer}: the host closed the connection after login ({error})."
             ) from error
-        self._stderr_task = connections.detached(self._drain_stderr(self._process))
+        self._process = process
+        self._stderr_task = connections.detached(self._drain_stderr(process))
         event = await self._next(target.command_timeout_s)
         if event is None:
             raise talk.no_greeting(target.peer, self._conversation.printed, target.command_timeout_s)
@@ -260,15 +261,15 @@ class StreamingSession:
         """The channel has no more to say: was it the command that ended, or the connection?"""
         if self._conversation.over:
             raise TransportError("dropped", f"{self.target.peer}: the conversation is over.")
-        assert self._process is not None and self._connection is not None
+        assert self._process is not None
         status: int | None = None
         try:
             await connections.within(self._process.wait_closed(), 1.0)
             status = self._process.exit_status
         except (asyncssh.Error, OSError):
             pass
-        # A connection that is gone took the channel with it; then nobody has said how the command ended.
-        if self._connection.is_closed() or (status is None and self._process.exit_signal is None):
+        # A connection that is lost takes the channel with it, and nobody says how the command ended.
+        if status is None and self._process.exit_signal is None:
             raise TransportError("dropped", f"{self.target.peer}: the connection was lost.")
         self._events.extend(
             self._conversation.receive_end(status if status is not None and status >= 0 else None, self._stderr)
