@@ -116,10 +116,14 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from gpualert import foreground
+    from gpualert.spec import LaunchSpec
 
     argv = _run_argv(options)
     env = _pairs(options.env)
     cwd = None if options.cwd is None else os.path.abspath(os.path.expanduser(options.cwd))
+    grace_period_s = 30.0 if options.grace_period is None else options.grace_period
+    # For its checks: what `launch` refuses, `run` refuses in the same words.
+    LaunchSpec(tuple(argv), cwd=cwd, env=env, deadline_s=options.deadline, grace_period_s=grace_period_s)
 
     def start(stdin: int | None) -> FastLaunch:
         from gpualert import launch
@@ -130,7 +134,7 @@ def _run(options: argparse.Namespace) -> int:
             env=foreground.with_unbuffered(argv, env),
             label=options.label,
             deadline_s=options.deadline,
-            grace_period_s=30.0 if options.grace_period is None else options.grace_period,
+            grace_period_s=grace_period_s,
             leftovers=options.leftovers,
             root=options.root,
             stdin=stdin,

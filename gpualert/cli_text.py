@@ -18,7 +18,8 @@ def verdict_block(outcome: Outcome) -> str:
         if outcome.failure_class is not None:
             head += f", class {outcome.failure_class}, domain {outcome.domain}"
         lines.append(head)
-        for item in outcome.evidence[:1]:
+        # What the exit status alone says stands in the first line already.
+        for item in [item for item in outcome.evidence if item.get("source") != "exit"][:1]:
             lines.append(f"{_where(item)}: {item.get('text')}")
         if outcome.advice:
             lines.append(f"advice: {outcome.advice}")

@@ -152,6 +152,7 @@ def run(
     except Exception as error:  # a fault of ours must not pass for the command's status 1
         _say(f"{type(error).__name__}: {error} (a fault of gpualert's; nothing was run)")
         return OWN_FAILURE
+    _let_go_of_stdin()
     ended = stay.to_the_end(launched)
     try:
         _after(stay, ended, quiet, program, tell)
@@ -332,6 +333,17 @@ def _stdin_for_command() -> int | None:
     except OSError as error:
         return 0 if error.errno == errno.ENOTTY else None
     return 0
+
+
+def _let_go_of_stdin() -> None:
+    """Only the command reads: when it closes its input, whoever writes into the pipe must notice."""
+    try:
+        if not os.isatty(0):
+            null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+            os.dup2(null, 0)
+            os.close(null)
+    except OSError:
+        pass
 
 
 def _say(text: str) -> None:

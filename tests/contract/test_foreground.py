@@ -141,6 +141,25 @@ def test_a_producer_learns_that_nobody_reads(gpualert: Gpualert) -> None:
     assert done.stdout == b"y\ny\n" and done.returncode == 0
 
 
+def test_a_producer_learns_it_while_the_command_goes_on(gpualert: Gpualert, tmp_path: Path) -> None:
+    """The command has closed its input; nobody else may hold the pipe open."""
+    script = f"exec < /dev/null; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 6"
+    process = popen(gpualert, "run", "-q", "--", "sh", "-c", script, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+
+    def refused() -> bool:
+        try:
+            os.write(process.stdin.fileno(), b"x")  # type: ignore[union-attr]
+        except BrokenPipeError:
+            return True
+        return False
+
+    wait_until(refused, DEADLINE_S, "the writer is told that nobody reads")
+    (tmp_path / "go").touch()
+    assert process.wait(DEADLINE_S) == 6
+    process.stdin.close()
+
+
 def test_a_reader_that_leaves_does_not_end_the_command(gpualert: Gpualert, tmp_path: Path) -> None:
     """`| head` and a dead `tee` are no reason to lose a training; one line on stderr says where the log goes on."""
     script = f"for i in 1 2 3; do echo $i; sleep 0.2; done; touch {tmp_path}/finished; exit 5"
@@ -259,6 +278,9 @@ def test_what_cannot_be_executed_is_told_as_a_shell_tells_it(
         (("run", "--no-such-option", "--", "true"), b"--no-such-option"),
         (("run", "--deadline", "soon", "--", "true"), b"duration"),
         (("run", "--env", "A", "--", "true"), b"NAME=VALUE"),
+        (("run", "--env", "A\nB=1", "--", "true"), b"env"),
+        (("run", "--env", "GPUALERT_LAUNCH_ID=x", "--", "true"), b"reserved"),
+        (("run", "--deadline", "0", "--", "true"), b"deadline_s"),
         (("run", "--cwd", "/nonexistent", "--", "true"), b"/nonexistent"),
     ],
 )
