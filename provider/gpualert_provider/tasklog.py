@@ -273,19 +273,12 @@ class TaskLogWriter:
     # -- out
 
     def _show(self, piece: bytes) -> None:
-        # splitlines() would also split at form feeds and the like; a log's lines end with \n.
-        lines = piece.split(b"\n")
-        if not lines[-1]:
-            lines.pop()
-        text = "\n".join(self._line(line) for line in lines)
-        self._send(Record(self._redactor.text(text), self._time, len(lines)))
-
-    def _line(self, line: bytes) -> str:
-        if b"\r" in line:
-            line = last_drawing(line)
-        text = line.decode("utf-8", "replace")
-        self.replaced_characters += text.count("\ufffd") - line.count(_REPLACEMENT)
-        return harmless(text)
+        if b"\r" in piece:
+            piece = b"\n".join(last_drawing(line) if b"\r" in line else line for line in piece.split(b"\n"))
+        text = piece.removesuffix(b"\n").decode("utf-8", "replace")
+        if "\ufffd" in text:
+            self.replaced_characters += text.count("\ufffd") - piece.count(_REPLACEMENT)
+        self._send(Record(self._redactor.text(harmless(text)), self._time, text.count("\n") + 1))
 
     def _say(self, text: str) -> None:
         self._send(Record(self._redactor.text(text), None, 0))
