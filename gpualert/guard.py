@@ -96,7 +96,7 @@ def run(plan: Plan, go_read: int, ready_write: int) -> NoReturn:
 
 class _Pipes:
     """
-    What connects launcher, guard, supervisor and child.
+    What connects launcher, guard (who makes it), supervisor and child.
 
     :ivar messages_read: from supervisor to guard, with ``messages_write``.
     :ivar error_read: from the child: the errno of a failed exec, with ``error_write``.
@@ -104,11 +104,12 @@ class _Pipes:
     """
 
     __slots__ = (
-        *("detached_read", "detached_write", "error_read", "error_write", "go_read"),
+        *("detached_read", "detached_write", "error_read", "error_write", "go_read", "guard"),
         *("messages_read", "messages_write", "ready_write"),
     )
 
     def __init__(self, go_read: int, ready_write: int) -> None:
+        self.guard = os.getpid()
         self.go_read = go_read
         self.ready_write = ready_write
         self.messages_read, self.messages_write = os.pipe()
@@ -140,7 +141,7 @@ def _supervise(plan: Plan, pipes: _Pipes, umask: int) -> None:
     ready_write, to_guard = pipes.ready_write, pipes.messages_write
     pid, gate = children.fork(prepare, plan.stdin, umask, pipes.error_write, pipes.detached_write)
     _detach(pipes.go_read, ready_write, to_guard, pipes.error_read, pipes.detached_read, gate)
-    guard = procfs.identify(os.getppid())
+    guard = procfs.identify(pipes.guard)  # not our parent's: that is init, if it has died
     child = procfs.identify(pid)
     supervisor = procfs.identify(os.getpid())
     word = _read_word(pipes.go_read)
@@ -217,9 +218,8 @@ class _Guard:
         if self.failed or run is None:
             return
         if not self.started:
-            # The supervisor died before it could say that it had started; the gate closed, and the child has run
-            # nothing.
-            if run.read_started() is None:
+            # The supervisor died in the middle of the start: the gate was open by then, or the child has run nothing.
+            if run.read_started() is None or self._child_was_called_off():
                 run.write_abandoned({"why": "the supervisor died before the start", "at": time.time()})
                 return
         become_subreaper()
@@ -245,6 +245,10 @@ class _Guard:
         if self.supervisor_code != 0:
             self._take_over(run)
         self._wait_for_observer()
+
+    def _child_was_called_off(self) -> bool:
+        """Waits until the child has executed something (the pipe closes) or has said why not."""
+        return os.read(self.error_read, 64).strip() == b"%d" % errno.ECANCELED
 
     def _receive(self) -> bool:
         """Read what the supervisor tells. :return: False when there is nothing (now, or ever again)."""
