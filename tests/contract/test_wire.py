@@ -291,6 +291,17 @@ def test_a_launch_in_one_round_trip_over_ssh(ssh_host: SshHost) -> None:
     assert ended.header["outcome"]["host"]["machine_id"] == hello["machine_id"]
 
 
+def test_a_command_of_200_kilobytes_over_ssh(ssh_host: SshHost) -> None:
+    """It travels with the bootstrap, and none of it through a command line."""
+    lines = "".join(f": line {number} {'é' * 40}\n" for number in range(2200))
+    request = protocol.launch_request(KEY, FIRST, LaunchSpec(lines + "echo the end; exit 9"))
+    with Talk.over_ssh(ssh_host, first=request) as talk:
+        record = talk.frame("launched").header["record"]
+        logs, ended = talk.follow_to_end(protocol.follow_request(record["launch_id"]))
+    assert [log.payload for log in logs] == [b"the end\n"]
+    assert ended.header["outcome"]["exit_code"] == 9
+
+
 def test_a_list_longer_than_a_frame(tmp_path: Path) -> None:
     """It comes in several, of which the last says so."""
     from gpualert.serve import Channel, Server
