@@ -101,6 +101,7 @@ class TaskLogWriter:
         self._announced = self._head_bytes is not None and start.offset_bytes >= self._head_bytes
         self._began_late = start.offset_bytes > 0
         self.replaced_characters = 0
+        self.more = False
         self.records = 0
 
     @property
@@ -136,19 +137,20 @@ class TaskLogWriter:
             self._time = time
         self._pending += self._masking.feed(data)
 
-    def flush(self, now: float, final: bool = False) -> bool:
+    def flush(self, now: float, final: bool = False, budget_bytes: int | None = None) -> bool:
         """
         Emit what is complete: whole lines, and a line without an end once it is old enough.
 
         :param now: monotonic seconds.
         :param final: the log has ended: everything goes out, and what was left out is told.
+        :param budget_bytes: emit only about so much now; :attr:`more` tells whether to call again.
         :return: whether :attr:`position` moved.
         """
         before = self._shown_to
-        if final:
+        if final and self._masking.held_bytes:
             self._pending += self._masking.finish()
-        self._drain(now, final)
-        if final:
+        self.more = self._drain(now, final, budget_bytes)
+        if final and not self.more:
             self._show_tail()
         return self._shown_to != before
 
@@ -158,12 +160,16 @@ class TaskLogWriter:
     def _unshown_bytes(self) -> int:
         return self._hidden_bytes + len(self._pending) + self._masking.held_bytes
 
-    def _drain(self, now: float, final: bool) -> None:
+    def _drain(self, now: float, final: bool, budget_bytes: int | None = None) -> bool:
+        """Whether the budget ended it."""
         at, pending = 0, self._pending
-        while size := self._ready(pending, at, now, final):
+        enough = False
+        while not enough and (size := self._ready(pending, at, now, final)):
             self._take(pending[at : at + size])
             at += size
+            enough = budget_bytes is not None and at >= budget_bytes
         self._pending = pending[at:]
+        return enough
 
     def _ready(self, pending: bytes, at: int, now: float, final: bool) -> int:
         """How many bytes from ``at`` on make the next record; 0 for none yet."""

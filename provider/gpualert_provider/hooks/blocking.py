@@ -159,12 +159,12 @@ class BlockingSession:
                     if tick_s is not None:
                         yield talk.TICK
                     continue
-                heard_at = time.monotonic()
                 frame = self._frame(event)
                 finished = frame.type in ("ended", "error")
                 if frame.type == "error":
                     raise protocol.HostError.from_frame(frame.header)
                 yield frame
+                heard_at = time.monotonic()  # what our user did in between is not the host's silence
         finally:
             if not finished and not self._closed and not self._conversation.over:
                 self._conversation.send(protocol.detach_message())

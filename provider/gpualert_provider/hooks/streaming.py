@@ -106,13 +106,13 @@ class StreamingSession:
                 if tick_s is not None:
                     yield talk.TICK
                 continue
-            heard_at = time.monotonic()
             frame = self._frame(event)
             if frame.type == "error":
                 raise protocol.HostError.from_frame(frame.header)
             yield frame
             if frame.type == "ended":
                 return
+            heard_at = time.monotonic()  # what our user did in between is not the host's silence
 
     async def send_ack(self, generation: int, offset: int, ended: bool = False) -> None:
         """Everything before ``offset`` is safely delivered; with ``ended``, the outcome too. No answer comes."""

@@ -31,9 +31,9 @@ from gpualert_provider.hooks.errors import TransportError
 from gpualert_provider.hooks.streaming import StreamingSession
 from gpualert_provider.hooks.target import SshTarget
 from gpualert_provider.redaction import Redactor
-from gpualert_provider.tasklog import CEILING_BYTES, Position, Record, TaskLogWriter
+from gpualert_provider.tasklog import CEILING_BYTES, RECORD_BYTES, Position, Record, TaskLogWriter
 from gpualert_provider.triggers.link_watch import LinkWatch
-from gpualert_provider.triggers.log_drain import log_drained
+from gpualert_provider.triggers.log_drain import log_drained, log_has_room
 
 #: Airflow gives ``on_kill`` 30 s by default.
 ON_KILL_BUDGET_S = 25.0
@@ -283,12 +283,15 @@ class GpuTrainingTrigger(BaseTrigger):
                 "The processes that keep watch over the training on its host are gone; the training itself goes on. "
                 "Its exact exit status may not be known at the end."
             )
-        for warning in record.get("warnings") or ():
-            self._tell_once(str(warning))
 
-    async def _flush(self, now: float) -> None:
-        if self._writer is not None and self._writer.flush(now):
-            await self._acknowledge()
+    async def _flush(self, now: float, final: bool = False) -> None:
+        """Print, and acknowledge what is printed: no more at once than Airflow takes without making everybody wait."""
+        while self._writer is not None:
+            if self._writer.flush(now, final, RECORD_BYTES) and not final:
+                await self._acknowledge()
+            if not self._writer.more:
+                return
+            await log_has_room()
 
     async def _acknowledge(self) -> None:
         if self._writer is not None and self._session is not None:
@@ -297,7 +300,7 @@ class GpuTrainingTrigger(BaseTrigger):
 
     async def _ended(self, frame: Frame, now: float) -> Outcome:
         if self._writer is not None:
-            self._writer.flush(now, final=True)
+            await self._flush(now, final=True)
             replaced = self._writer.replaced_characters
             if replaced:
                 self._tell_once(f"{replaced} place(s) of the log are no valid UTF-8; they are shown as \ufffd.")
@@ -316,16 +319,13 @@ class GpuTrainingTrigger(BaseTrigger):
             raise _Doubtful(
                 "other_machine",
                 f"{target.peer}: expected the machine that runs {self.launch_id} (machine id {self.machine_id}), found "
-                f"another one ({found}, {hello.get('hostname')}). Does the name lead to several machines, or was the "
-                "host "
-                "installed anew?",
+                f"another one ({found}, {hello.get('hostname')}). Does the name lead to several machines, or was "
+                "the host installed anew?",
             )
         boot = hello.get("boot_id")
         self._rebooted = bool(self.boot_id and boot and boot != self.boot_id)
         if self._rebooted:
             self._tell_once(f"{self.host_name} has been rebooted since the launch.")
-        for warning in hello.get("warnings") or ():
-            self._tell_once(str(warning))
 
     # -- outcomes of our own
 

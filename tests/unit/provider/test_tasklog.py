@@ -215,3 +215,18 @@ def test_the_hosts_time_stands_on_the_record():
     sink.writer.flush(0.0)
 
     assert [record.time for record in sink.records] == [1000.5]
+
+
+def test_a_budget_spreads_the_work_and_loses_nothing():
+    """What Airflow's triggerer does not take yet must not be pushed at it; calling again goes on where it stopped."""
+    sink = Sink(record_bytes=100)
+    data = b"".join(b"line %03d\n" % n for n in range(100))
+    sink.writer.feed(0, 0, data)
+    calls = 0
+    while True:
+        calls += 1
+        sink.writer.flush(0.0, final=True, budget_bytes=100)
+        if not sink.writer.more:
+            break
+
+    assert calls > 5 and sink.text == data.decode().rstrip() and sink.writer.position == Position(0, len(data))
