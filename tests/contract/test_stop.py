@@ -17,7 +17,7 @@ from gpualert.key import Attempt
 from gpualert.launch import launch
 from gpualert.records import ExitStatus, RunState
 from gpualert.rundir import RunDirectory
-from gpualert.spec import LaunchSpec
+from gpualert.spec import STOP_SIGNALS, LaunchSpec
 from tests.support import needs
 from tests.support.launching import Host, host, stop
 from tests.support.waiting import wait_until
@@ -74,20 +74,39 @@ def test_stopped_is_not_a_success_even_with_code_0(host: Host) -> None:
     assert (ended.state, ended.exit) == (RunState.STOPPED, ExitStatus(0, None, False))
 
 
-def test_the_shell_waits_for_its_command_and_then_ends_with_128_plus_n(host: Host) -> None:
-    """Without our prologue bash would die at once, beside a training that still saves its checkpoint."""
+@pytest.mark.parametrize("name", STOP_SIGNALS)
+@pytest.mark.parametrize("program", ["bash", "sh"])
+def test_the_shell_waits_for_its_command_and_then_ends_with_128_plus_n(
+    host: Host, monkeypatch: pytest.MonkeyPatch, name: str, program: str
+) -> None:
+    """Without our prologue the shell would die at once, beside a training that still saves its checkpoint."""
+    monkeypatch.setattr("gpualert.shell.find_shell", lambda environ: needs.program(program))
+    number = int(getattr(signal, name))
     code = (
         "import signal, sys, time\n"
-        "def save(*_):\n    print('saving', flush=True); time.sleep(0.5); print('saved', flush=True); sys.exit(0)\n"
-        "signal.signal(signal.SIGUSR1, save)\nprint('up', flush=True)\nwhile True: time.sleep(0.05)"
+        "def save(*_):\n    print('saving', flush=True); time.sleep(0.3); print('saved', flush=True); sys.exit(0)\n"
+        f"signal.signal({number}, save)\nprint('up', flush=True)\nwhile True: time.sleep(0.05)"
     )
-    record = host.launch(f"{sys.executable} -I -S -c {quoted(code)}\necho not reached", stop_signal="SIGUSR1")
+    record = host.launch(f"{sys.executable} -I -S -c {quoted(code)}\necho not reached", stop_signal=name)
     host.wait_for_log(record, b"up")
     ended = stop(record)
 
     assert host.log(record) == b"up\nsaving\nsaved\n"
-    assert ended.exit == ExitStatus(128 + signal.SIGUSR1, None, False)
+    assert ended.exit == ExitStatus(128 + number, None, False)
     assert ended.state is RunState.STOPPED
+
+
+@pytest.mark.parametrize("program", ["bash", "sh"])
+def test_a_trap_of_the_scripts_own_takes_the_place_of_ours(
+    host: Host, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr("gpualert.shell.find_shell", lambda environ: needs.program(program))
+    record = host.launch("trap 'echo mine; exit 5' TERM\necho up\nwhile :; do sleep 0.05; done")
+    host.wait_for_log(record, b"up")
+    ended = stop(record)
+
+    assert ended.exit == ExitStatus(5, None, False)
+    assert host.log(record).endswith(b"mine\n")
 
 
 def test_a_childs_dispositions_are_the_defaults_under_the_prologue(host: Host) -> None:

@@ -294,6 +294,34 @@ def test_the_observer_may_die_as_often_as_it_likes(host: Host, tmp_path: Path) -
     assert ended.witness == "supervisor"
 
 
+def test_the_childs_place_before_the_oom_killer_is_its_own(host: Host) -> None:
+    """Keepers ask to be spared, where that is allowed; the child's score is the launcher's."""
+    record = host.launch("cat /proc/self/oom_score_adj; exec sleep 600")
+    wait_until_reaper(host, record)
+    ours = Path("/proc/self/oom_score_adj").read_bytes()
+
+    assert host.wait_for_log(record, b"\n") == ours
+    for who in ("guard", "supervisor"):
+        assert Path(f"/proc/{host.pid(record, who)}/oom_score_adj").read_bytes() in (ours, b"-900\n")
+    stop(record)
+
+
+def test_a_launch_within_a_launch_is_stopped_with_it(host: Host, tmp_path: Path) -> None:
+    """What a training starts through us belongs to its tree, keepers included."""
+    inner = tmp_path / "inner"
+    words = f"{sys.executable} -I -S -c '{LAUNCHER}' {ROOT} 'echo $$ > {inner}; exec sleep 600'"
+    record = host.launch(f"sleep 0.5; {words}; echo launched; sleep 600", grace_period_s=1)
+    host.wait_for_log(record, b"launched")
+    wait_until(lambda: inner.exists() and inner.read_text(), deadline_s=20, what="the inner training to run")
+    nested = records.read(host.log(record).decode().split("\n")[0])
+    host.records.append(nested)
+    stop(record)
+    wait_until(RunDirectory(record.run_directory).read_tree, deadline_s=60, what="tree.json")
+
+    assert procfs.stat(int(inner.read_text())) is None
+    assert procfs.stat(host.pid(nested, "guard")) is None
+
+
 def test_keepers_are_small(host: Host) -> None:
     """Guard and supervisor together: at most 25 MB of proportional memory, with any log."""
     command = "head -c 50000000 /dev/zero; exec sleep 60"
