@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -322,6 +323,19 @@ def test_disabled_algorithms_and_ciphers_hold_for_both(kind: str, ssh_host: SshH
     )
 
     assert greet(kind, target)["type"] == "hello"
+
+
+def test_many_logins_at_once_all_get_in(ssh_host_with: Callable[..., SshHost], plain_account: Account | None):
+    """A mapped task starts twelve tries in one second on a host that takes three at a time (apache/airflow#68115)."""
+    login = plain_account.name if plain_account else None
+    target = target_of(ssh_host_with(username=login, options=["MaxStartups 3:100:3"]))
+
+    def one(_: int) -> str:
+        with open_session(target) as session:
+            return str(session.hello["user"])
+
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(one, range(12))) == [target.user] * 12
 
 
 # -- this machine

@@ -39,7 +39,7 @@ def target_of(host: Any, *, login: str | None = None, password: str | None = Non
 def greet(kind: str, target: SshTarget, **how: Any) -> Mapping[str, Any]:
     """Open a session of this kind, and close it: what the host said of itself."""
     if kind == "blocking":
-        with open_session(target, **how) as session:
+        with open_session(target, tries=1, **how) as session:
             return session.hello
 
     async def streaming() -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ job's end is what a frame says it is; the exit status of the SSH channel is neve
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,10 @@ from gpualert_provider.hooks.paramiko_link import ParamikoLink
 from gpualert_provider.hooks.target import LocalTarget, SshTarget
 
 Target = SshTarget | LocalTarget
+#: sshd's MaxStartups hangs up at random on whoever comes when many are logging in; MaxSessions refuses a session.
+_CROWDED = frozenset({"banner", "channel"})
+#: With waits of up to 2, 4, 8 and 16 s in between.
+CROWDED_TRIES = 5
 
 
 class Link(Protocol):
@@ -39,7 +44,12 @@ class Link(Protocol):
 
 
 def open_session(
-    target: Target, *, root: str | None = None, remote_python: str | None = None, first: Mapping[str, Any] | None = None
+    target: Target,
+    *,
+    root: str | None = None,
+    remote_python: str | None = None,
+    first: Mapping[str, Any] | None = None,
+    tries: int = CROWDED_TRIES,
 ) -> BlockingSession:
     """
     Connect, and wait until the host has said hello.
@@ -48,9 +58,24 @@ def open_session(
     :param remote_python: the first Python to try there.
     :param first: a request that travels with the bootstrap, so that its answer takes one round trip; fetch it with
         :meth:`BlockingSession.first_reply`.
+    :param tries: how often to knock at a host that turns us away because too many log in at once.
     :raises TransportError: any kind; the message says which step it was and what to do.
     :raises HostError: the host can run nothing of ours: ``no_root`` and the like.
     """
+    for made in range(1, tries):
+        try:
+            return _open_session(target, root, remote_python, first)
+        except TransportError as error:
+            if error.kind not in _CROWDED:
+                raise
+        # Random, so that two hundred mapped tasks do not come back together.
+        time.sleep(random.uniform(0.2, 2.0**made))
+    return _open_session(target, root, remote_python, first)
+
+
+def _open_session(
+    target: Target, root: str | None, remote_python: str | None, first: Mapping[str, Any] | None
+) -> BlockingSession:
     local = isinstance(target, LocalTarget)
     conversation = Conversation(root=root, remote_python=remote_python, local=local)
     if first is not None:
