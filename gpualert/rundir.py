@@ -237,8 +237,10 @@ class RunDirectory:
     def write_stopping(self, value: dict[str, Any]) -> None:
         replace(self.stopping_path, self._encode(value), durable=True)
 
-    def write_tree(self, value: dict[str, Any]) -> bool:
-        return self._write(self.tree_path, value, self.tree_reserve_path)
+    def write_tree(self, value: dict[str, Any]) -> None:
+        """Again when a survivor has died after all."""
+        if not self._write(self.tree_path, value, self.tree_reserve_path):
+            replace(self.tree_path, self._encode(value), durable=True)
 
     def write_abandoned(self, value: dict[str, Any]) -> bool:
         return self._write(self.abandoned_path, value)
