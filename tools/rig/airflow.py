@@ -110,7 +110,7 @@ class AirflowRig:
 
     def start(self, deadline_s: float = 120) -> AirflowRig:
         """Make the database, start the four components and wait until each is healthy."""
-        self._make_database()
+        self.make_database()
         for kind in COMPONENTS:
             self.start_component(kind)
         self.wait_until_healthy(deadline_s)
@@ -151,6 +151,10 @@ class AirflowRig:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the rig's folder, if it made that itself and nobody asked to keep it (GPUALERT_KEEP_RIGS)."""
         if self._own_folder and not os.environ.get("GPUALERT_KEEP_RIGS"):
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -307,8 +311,8 @@ class AirflowRig:
         (info / "entry_points.txt").write_text("\n".join(groups))
         return [site]
 
-    def _make_database(self) -> None:
-        """An empty database of this Airflow's version; making one takes seconds, copying one does not."""
+    def make_database(self) -> None:
+        """Put an empty database of this Airflow's version in place; making one takes seconds, copying one does not."""
         database = self.home / "airflow.db"
         if database.exists():
             return
