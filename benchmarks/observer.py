@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.wrapper import table
 
@@ -99,11 +100,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _watched(python: str, folder: Path, seconds: float, command: str) -> list[str]:
+def watched(python: str, folder: Path, seconds: float, command: str) -> dict[str, Any]:
+    """What :data:`INSIDE` saw of one launch of ``command``: ``share peak_mib log_mb late_s class``."""
     words = [python, "-S", "-c", INSIDE, str(ROOT), str(folder / "root"), str(seconds), command]
     environment = {**os.environ, "HOME": str(folder)}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    seen = json.loads(done.stdout)
+    return dict(json.loads(done.stdout))
+
+
+def _watched(python: str, folder: Path, seconds: float, command: str) -> list[str]:
+    seen = watched(python, folder, seconds, command)
     share = "unknown" if seen["share"] is None else f"{100 * seen['share']:.2f}"
     late = "none" if seen["late_s"] is None else f"{seen['late_s']:.3f}"
     return [share, f"{seen['peak_mib']:.1f}", f"{seen['log_mb']:.0f}", late, str(seen["class"])]

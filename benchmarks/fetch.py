@@ -1,0 +1,110 @@
+"""How fast a log comes over SSH, in the pieces of the protocol's `read`, and whether every byte comes as it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+from benchmarks import wrapper
+from benchmarks.measure import Effort, Row, Target
+from gpualert import protocol
+from tools.rig.sshd import SshdMissing, SshHost
+
+_PIECE = 1 << 20
+_WHAT = "log fetched by `read` over SSH, loopback, byte-exact"
+
+# Digits that change, as in a training's log: one line repeated would flatter a link that compresses.
+_WRITE = """
+import random, sys
+chance = random.Random(1)
+line = "epoch {} step {} loss {:.6f} lr {:.2e} {:.0f} tokens/s\\n".format
+lines = [line(n // 900, n, chance.random(), chance.random(), chance.random() * 1e5) for n in range(150000)]
+block = "".join(lines).encode()
+left = int(sys.argv[1])
+while left > 0:
+    left -= sys.stdout.buffer.write(block[:left])
+"""
+
+
+def measure(effort: Effort) -> Sequence[Row]:
+    size = effort.rounds(100, 20) * 1_000_000
+    rounds = effort.rounds(3, 2)
+    folder = Path(tempfile.mkdtemp(prefix="gpualert-bench-"))
+    folder.chmod(0o755)
+    try:
+        with SshHost(folder / "sshd") as host:
+            launch_id, log = _written(folder, size)
+            digest = hashlib.sha256(log.read_bytes()).hexdigest()
+            ours, theirs = [], []
+            for _ in range(rounds):
+                ours.append(size / 1e6 / _ours(host, folder, launch_id, size, digest))
+                theirs.append(size / 1e6 / _theirs(host, log, digest))
+    except SshdMissing as missing:
+        return [Row(_WHAT, "MB/s", why_not=str(missing))]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    what = f"{_WHAT}, {size / 1e6:.0f} MB"
+    target = Target(20, at_least=True)
+    return [Row(what, "MB/s", tuple(ours), "`ssh HOST cat LOG`", tuple(theirs), target=target)]
+
+
+def _written(folder: Path, size: int) -> tuple[str, Path]:
+    """A launch that has ended, with a log of that size."""
+    words = [sys.executable, str(wrapper.PACKAGE), "run", "--quiet", "--", sys.executable, "-c", _WRITE, str(size)]
+    environment = {**os.environ, "GPUALERT_ROOT": str(folder / "root"), "HOME": str(folder)}
+    subprocess.run(words, env=environment, stdout=subprocess.DEVNULL, check=True)
+    listed = [sys.executable, str(wrapper.PACKAGE), "list", "--json"]
+    done = subprocess.run(listed, env=environment, capture_output=True, text=True, check=True)
+    (record,) = json.loads(done.stdout)["launches"]
+    return record["launch_id"], Path(record["log_path"])
+
+
+def _ours(host: SshHost, folder: Path, launch_id: str, size: int, digest: str) -> float:
+    """Seconds from the first request to the last byte; the session is open before."""
+    from gpualert_provider.hooks.blocking import open_session
+    from gpualert_provider.hooks.target import SshTarget
+
+    names = {"conn_id": "bench", "conn_type": "ssh", "host": host.address, "port": host.port, "password": None}
+    connection = SimpleNamespace(**names, login=host.username)
+    target = SshTarget.from_fields(connection, host.connection_extra(look_for_keys=False))
+    found = hashlib.sha256()
+    with open_session(target, root=str(folder / "root")) as session:
+        begin = time.perf_counter()
+        offset = 0
+        while offset < size:
+            piece = session.exchange(protocol.read_request(launch_id, 0, offset, _PIECE)).payload
+            if not piece:
+                raise RuntimeError(f"{launch_id}: expected {size} bytes, found {offset}")
+            found.update(piece)
+            offset += len(piece)
+        taken = time.perf_counter() - begin
+    _same(found.hexdigest(), digest)
+    return taken
+
+
+def _theirs(host: SshHost, log: Path, digest: str) -> float:
+    """The same for OpenSSH's own client, from its first byte on: logging in is not counted here either."""
+    found = hashlib.sha256()
+    with subprocess.Popen(host.ssh_command(f"cat {log}"), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        found.update(process.stdout.read(1))
+        begin = time.perf_counter()
+        while piece := process.stdout.read(_PIECE):
+            found.update(piece)
+        taken = time.perf_counter() - begin
+    _same(found.hexdigest(), digest)
+    return taken
+
+
+def _same(found: str, expected: str) -> None:
+    if found != expected:
+        raise RuntimeError(f"the fetched log: expected SHA-256 {expected}, found {found}")
