@@ -221,7 +221,7 @@ _PAGE = """<!doctype html>
 </header>
 
 {% if not o and not launches %}
-<p>This task has launched nothing yet. Its task log tells how far it is.</p>
+<p>This task has launched no training so far. If it is a GPU training, its task log tells how far it is.</p>
 {% endif %}
 
 {% if o %}
