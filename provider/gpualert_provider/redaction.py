@@ -137,7 +137,6 @@ class _Matcher:
     def __init__(self, forms: Iterable[bytes]) -> None:
         self._forms = sorted(forms, key=len, reverse=True)
         self.longest = len(self._forms[0]) if self._forms else 0
-        self._prefixes = {form[:n] for form in self._forms for n in range(1, len(form))}
 
     def masked(self, data: bytes) -> bytes:
         """``data`` itself when nothing was found."""
@@ -164,10 +163,15 @@ class _Matcher:
 
     def undecided_from(self, data: bytes) -> int:
         """Where the earliest beginning of a secret stands that the end of ``data`` leaves open."""
-        for length in range(min(self.longest - 1, len(data)), 0, -1):
-            if data[-length:] in self._prefixes:
-                return len(data) - length
-        return len(data)
+        earliest = len(data)
+        for form in self._forms:
+            at = data.find(form[:1], max(0, len(data) - len(form) + 1))
+            while 0 <= at < earliest:
+                if form.startswith(data[at:]):
+                    earliest = at
+                else:
+                    at = data.find(form[:1], at + 1)
+        return earliest
 
 
 def _forms(value: str) -> set[bytes]:
