@@ -7,12 +7,15 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.waiting import wait_until
 from tools.rig.sshd import SshdMissing, find_sshd
+
+pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,18 +31,26 @@ EXPECTED = {
 }
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tools.demo", "--folder", str(folder), *arguments]
-    environment = {**os.environ, "COLUMNS": "200", "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin"}
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-    )
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start the demo in ``tmp_path / "demo"``; one that is still there at the end of the test is asked to stop."""
+    started = []
+
+    def run(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "tools.demo", "--folder", str(tmp_path / "demo"), "--once", *arguments]
+        environment = {**os.environ, "COLUMNS": "200", "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin"}
+        pipe = subprocess.PIPE
+        demo = subprocess.Popen(
+            command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        started.append(demo)
+        return demo
+
+    yield run
+    for demo in started:
+        if demo.poll() is None:
+            demo.terminate()
+            demo.communicate(timeout=120)
 
 
 def rows(said: str) -> dict[str, tuple[str, str]]:
@@ -62,7 +73,9 @@ def left_running(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("host", ["openssh", "embedded"])
-def test_it_shows_one_success_and_six_failures_with_their_causes(tmp_path: Path, host: str) -> None:
+def test_it_shows_one_success_and_six_failures_with_their_causes(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], host: str
+) -> None:
     """States, classes, evidence and logs are those of real trainings; then everything is gone but the folder."""
     if host == "openssh":
         try:
@@ -71,8 +84,8 @@ def test_it_shows_one_success_and_six_failures_with_their_causes(tmp_path: Path,
             pytest.skip(str(missing))
     folder = tmp_path / "demo"
 
-    demo = start(folder, "--once", *(["--embedded"] if host == "embedded" else []))
-    said = demo.communicate(timeout=280)[0]
+    demo = start("--deadline", "500", *(["--embedded"] if host == "embedded" else []))
+    said = demo.communicate(timeout=550)[0]
 
     assert demo.returncode == 0, said
     assert rows(said) == EXPECTED, said
@@ -83,10 +96,12 @@ def test_it_shows_one_success_and_six_failures_with_their_causes(tmp_path: Path,
     wait_until(lambda: not left_running(folder), 20, lambda: f"nothing is left running: {left_running(folder)}")
 
 
-def test_ctrl_c_in_the_middle_stops_all_that_was_started(tmp_path: Path) -> None:
+def test_ctrl_c_in_the_middle_stops_all_that_was_started(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
     """Whoever loses patience loses nothing else."""
     folder = tmp_path / "demo"
-    demo = start(folder, "--once")
+    demo = start()
     triggerer = folder / "airflow" / "component-logs" / "triggerer.log"
     wait_until(lambda: triggerer.exists() or demo.poll() is not None, 60, "the triggerer is started")
 
