@@ -182,6 +182,7 @@ def _supervise(plan: Plan, pipes: _Pipes, umask: int) -> None:
     _send(ready_write, started_line(started))
     _send(to_guard, b"S\n")
     protect()
+    _rename(b"gpualert-super")
     Watch(
         run,
         started,
@@ -222,7 +223,8 @@ class _Guard:
             if run.read_started() is None or self._child_was_called_off():
                 run.write_abandoned({"why": "the supervisor died before the start", "at": time.time()})
                 return
-        become_subreaper()
+        if become_subreaper():
+            _rename(b"gpualert-guard")
         self._own_oom_score = protect()
         os.set_blocking(self.messages, False)
         start_observer_at = time.monotonic() + OBSERVER_DELAY_S
@@ -426,6 +428,7 @@ def protect() -> bytes | None:
 
 
 def _rename(name: bytes) -> None:
+    """For whoever reads ps(1) or top(1)."""
     _write_proc("/proc/self/comm", name)
 
 

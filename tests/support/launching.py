@@ -146,6 +146,6 @@ def stop(record: RunRecord, wait_s: float = 20.0, epoch: int | None = None) -> R
 
 
 def wait_until_reaper(host: Host, record: RunRecord) -> None:
-    """The guard becomes a sub-reaper a moment after the start (ctypes is loaded late)."""
-    maps = Path(f"/proc/{host.pid(record, 'guard')}/maps")
-    wait_until(lambda: "_ctypes" in maps.read_text(), deadline_s=10, what="the guard to become a sub-reaper")
+    """The guard becomes a sub-reaper a moment after the start (ctypes is loaded late), and then takes its name."""
+    name = Path(f"/proc/{host.pid(record, 'guard')}/comm")
+    wait_until(lambda: name.read_text() == "gpualert-guard\n", deadline_s=20, what="the guard to become a sub-reaper")
