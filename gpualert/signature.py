@@ -12,6 +12,7 @@ import re
 from enum import Enum
 from typing import Iterable, NamedTuple, Pattern, Sequence
 
+from gpualert.signature_words import words_of_pattern
 from gpualert.taxonomy import FailureClass, FailureDomain
 
 
@@ -70,7 +71,7 @@ class RuleSet:
     def __init__(self, rows: Sequence[Signature]) -> None:
         self.rows = tuple(rows)
         self._by_name = {row.name: index for index, row in enumerate(self.rows)}
-        self._words = tuple(tuple(fold_word(word) for word in row.words) for row in self.rows)
+        self._words = tuple(_all_words(row) for row in self.rows)
         pieces: dict[bytes, set[tuple[int, bytes]]] = {mark: set() for mark in _TRACEBACK_PIECES}
         self._is_benign = tuple(row.role is Role.BENIGN for row in self.rows)
         #: words of benign rows that are too short to be searched for: looked for on every line that interests a rule
@@ -214,6 +215,30 @@ _DIGITS = re.compile("[0-9]")
 def fold_word(word: str) -> bytes:
     """A word as it is found in a folded line."""
     return _DIGITS.sub("", word.lower()).encode()
+
+
+#: Words of ordinary training lines. A row that reads numbers is asked anew on every line with one of its words, so it
+#: must not be found by one of these.
+_ORDINARY = frozenset(
+    "step steps loss epoch epochs iter iteration iterations time memory mem data batch output progress train training "
+    "grad norm scale max min eta token tokens sample samples update second seconds rate log rank node gpu speed info "
+    "number model checkpoint value values mean average test eval valid validation and the for with from size "
+    "total".split()
+)
+
+
+def _not_ordinary(literal: str) -> bool:
+    return any(len(piece) >= _START_BYTES and piece not in _ORDINARY for piece in re.findall(r"[^\s\W_]+", literal))
+
+
+def _all_words(row: Signature) -> tuple[bytes, ...]:
+    """A row's own words, and those without which one of its pattern's branches cannot match."""
+    found = {fold_word(word) for word in row.words}
+    usable = _not_ordinary if reads_digits(row.pattern) else None
+    for branch in words_of_pattern(row.pattern, usable):
+        if not any(all(word in literal.encode() for literal in branch) for word in found):
+            found.update(literal.encode() for literal in branch)
+    return tuple(sorted(found))
 
 
 def piece_of(word: bytes) -> bytes:

@@ -23,8 +23,9 @@ ROWS: tuple[Signature, ...] = (
        r"(?i)\b(?:previous|prior|earlier|last|former|preceding) (?:attempt|run|job|try|launch|incarnation|execution)\b.{0,80}(?:ended|failed|died|exit|was|crash|killed|with|:|\()|\bpreviously (?:failed|crashed|ended|killed)|\blast time\b.{0,40}(?:failed|crashed|died)", Role.BENIGN),
     _S("quoted.help", ("[--", "usage:"), r"^\s*(?:usage: )?.{0,100}\[--\w[\w-]* ?[^\]]{0,60}\]|^\s{1,8}(?:-\w, )?--[\w-]+ ", Role.BENIGN),
     _S("quoted.tests", ("passed", "skipped", "xfail"), r"\b(?:PASSED|SKIPPED|XFAIL)\b", Role.BENIGN),
-    _S("quoted.counter_zero", ("nan iterations", "skipped iterations", "errors: ", "error: ", "failed: ", "failures: ", "errors=", "failed=", "killed=", "oom_kill ", "oomkilled", "oom_kill:", "oom_kill=", "nan=", "ecc", "xid", "retired"),
-       r"(?i)number of (?:nan|skipped) iterations: +\d+|\b(?:errors?|failed|failures?|oom_kills?|oom|nans?|timeouts?|uncorrectable|ecc(?: errors?)?|xids?|killed)\b ?[:=] ?(?:0\b(?![.x]\w)|(?:false|none|no|\[\])\s{0,3}(?:$|[,;)}\]]))", Role.BENIGN),
+    _S("quoted.megatron", ("nan iterations", "skipped iterations"), r"number of (?:nan|skipped) iterations:", Role.BENIGN),
+    _S("quoted.counter_zero", ("errors: ", "error: ", "failed: ", "failures: ", "errors=", "failed=", "killed=", "oom_kill ", "oomkilled", "oom_kill:", "oom_kill=", "nan=", "ecc", "xid", "retired"),
+       r"(?i)\b(?:errors?|failed|failures?|oom_kills?|oom|nans?|timeouts?|uncorrectable|ecc(?: errors?)?|xids?|killed)\b ?[:=] ?(?:0\b(?![.x]\w)|(?:false|none|no|\[\])\s{0,3}(?:$|[,;)}\]]))", Role.BENIGN),
     # -- retried, recovered, survived ---------------------------------------------------------------------------------------
     _S("recovered.retry", ("retry", "retries", "re-try", "attempt", "will try again", "trying again", "reconnect", "backing off", "backoff", "requeu"),
        r"(?i)^\W{0,6}retry\b|\bretrying\b|\bwill (?:be )?retr(?:y|ied)|\bretry(?:ing)? (?:\d|in |after |attempt|again|on |with |#|the )|\[retry\]|\b(?:attempt|try|retry) #?\d+ ?(?:/|of|out of) ?\d+|\btrying again\b|entering retry loop|\bbacking off\b|\breconnect(?:ing|ed)\b|Retry\(total=[1-9]",

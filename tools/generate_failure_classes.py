@@ -54,9 +54,9 @@ def _parts() -> Iterator[str]:
     yield "\n## Outlooks\n\n| outlook | meaning |\n|---|---|\n"
     for outlook, sentence in OUTLOOK_SENTENCES.items():
         yield f"| `{outlook.value}` | {sentence} |\n"
-    yield "\n## Signatures\n\nEvery verdict names the rule that chose its line. `root` and `decisive` rules state causes, "
-    yield "`weak` ones only where nothing stronger is there, `echo` ones are consequences; `benign` and `note` rules are "
-    yield "no causes.\n\n"
+    yield "\n## Signatures\n\nEvery verdict names the rule that chose its line. `root` and `decisive` rules state "
+    yield "causes, `weak` ones only where nothing stronger is there, `echo` ones are consequences; `benign` and `note` "
+    yield "rules are no causes.\n\n"
     yield "| rule | role | class | a match does not prove |\n|---|---|---|---|\n"
     for row in TABLE:
         if row.role in (Role.BENIGN, Role.NOTE):
