@@ -51,6 +51,8 @@ def find(word: str, root: str | None = None) -> RunDirectory:
 
     :raises UnknownLaunch: none, or more than one, and then which.
     """
+    if not word:  # an unset variable in a script; where there is but one launch it would name that one
+        raise UnknownLaunch("launch: expected an id or the beginning of one, found an empty text")
     if word.startswith("/"):
         run = RunDirectory(os.path.realpath(word))
         if os.path.basename(run.path).isdigit():

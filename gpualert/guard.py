@@ -41,7 +41,7 @@ class Plan:
     :param stdin: the child's standard input; None for /dev/null.
     """
 
-    __slots__ = ("observe", "prepare", "run", "settings", "stdin")
+    __slots__ = ("observe", "prepare", "run", "settings", "started", "stdin")
 
     def __init__(
         self,
@@ -56,6 +56,8 @@ class Plan:
         self.observe = observe
         #: set once the word is given
         self.run: RunDirectory | None = None
+        #: the launcher has been told, in the process that told it or heard so
+        self.started = False
 
 
 def run(plan: Plan, go_read: int, ready_write: int) -> NoReturn:
@@ -80,7 +82,7 @@ def run(plan: Plan, go_read: int, ready_write: int) -> NoReturn:
                 _supervise(plan, pipes, umask)
                 code = 0
             except BaseException as error:
-                confess(plan, error)
+                confess(plan, error, ready_write)
             finally:
                 os._exit(code)
         _detach(pipes.messages_read, pipes.error_read, ready_write, pipes.detached_write)
@@ -89,7 +91,7 @@ def run(plan: Plan, go_read: int, ready_write: int) -> NoReturn:
         _Guard(plan, supervisor, pipes.messages_read, pipes.error_read, ready_write).keep()
         code = 0
     except BaseException as error:
-        confess(plan, error)
+        confess(plan, error, ready_write)
     finally:
         os._exit(code)
 
@@ -180,6 +182,7 @@ def _supervise(plan: Plan, pipes: _Pipes, umask: int) -> None:
     os.close(pipes.detached_read)
     # In this order: a guard that did not hear of the start tells it once more.
     _send(ready_write, started_line(started))
+    plan.started = True
     _send(to_guard, b"S\n")
     protect()
     _rename(b"gpualert-super")
@@ -271,7 +274,7 @@ class _Guard:
             if word == b"R":
                 self.plan.run = RunDirectory(os.fsdecode(rest))
             elif word == b"S":
-                self.started = True
+                self.started = self.plan.started = True
             elif word == b"F":
                 self.failed = True
             elif word == b"G":
@@ -311,6 +314,7 @@ class _Guard:
             return
         if not self.started:
             _send(self.ready_write, started_line(started))
+            self.plan.started = True
         self.watch = watch = Watch(
             run,
             started,
@@ -378,8 +382,11 @@ def announce(descriptor: int, ending: Ending) -> None:
     _send(descriptor, b"ended %s %s\n" % (words[0].encode(), words[1].encode()))
 
 
-def confess(plan: Plan, error: BaseException) -> None:
+def confess(plan: Plan, error: BaseException, ready_write: int) -> None:
     """A defect of ours: leave its traceback in the run directory, for who wonders why the other took over."""
+    if not plan.started:
+        # No process could be forked, say; the launcher waits for a word.
+        _send(ready_write, b"error internal %s\n" % repr(error).encode("ascii", "replace")[:1000])
     if plan.run is None:
         return
     try:

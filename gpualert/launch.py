@@ -216,7 +216,12 @@ class _Starting:
         placeholders = _fill_standard_descriptors()
         go_read, self._go = os.pipe()
         self.ready, ready_write = os.pipe()
-        self._pid = os.fork()
+        try:
+            self._pid = os.fork()
+        except OSError as error:
+            for descriptor in (go_read, self._go, self.ready, ready_write, *placeholders):
+                os.close(descriptor)
+            raise GpuAlertError(f"no process can be started on this host: {error.strerror}") from error
         if self._pid == 0:
             try:
                 os.close(self._go)
@@ -250,7 +255,8 @@ class _Starting:
         if words[:1] != [b"started"]:
             self._refused = True
             if words[:1] == [b"error"]:
-                raise RunDirectoryError(words[2].decode("utf-8", "replace"), words[1].decode())
+                kind, message = words[1].decode(), words[2].decode("utf-8", "replace").strip()
+                raise (GpuAlertError if kind == "internal" else RunDirectoryError)(message, kind)
             raise GpuAlertError(f"{run.path}: guard and supervisor died before the child was started")
         os.close(self._go)
         _guards.append(self._pid)

@@ -67,6 +67,10 @@ class LaunchSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.command, str):
             object.__setattr__(self, "command", _argv(self.command))
+        if not isinstance(self.env, Mapping):
+            raise InvalidSpec(f"env: expected names with their values, found {type(self.env).__name__}")
+        if isinstance(self.secret_env, (str, bytes)) or not isinstance(self.secret_env, Sequence):
+            raise InvalidSpec(f"secret_env: expected a list of names, found {type(self.secret_env).__name__}")
         object.__setattr__(self, "env", dict(self.env))
         object.__setattr__(self, "secret_env", tuple(self.secret_env))
         self._check()
@@ -86,12 +90,12 @@ class LaunchSpec:
         for name in ("cwd", "root"):
             _check_absolute(name, getattr(self, name), home_allowed=True)
         if self.environment is not None:
+            _check_text("environment", self.environment, one_line=True)
             kind, colon, what = self.environment.partition(":")
             if kind not in _ENVIRONMENT_KINDS or not colon or not what.strip():
                 raise InvalidSpec(
                     f"environment: expected conda:NAME, venv:PATH or module:NAME, found {self.environment!r}"
                 )
-            _check_text("environment", self.environment, one_line=True)
         for name in ("setup", "stop_command"):
             if getattr(self, name) is not None:
                 _check_text(name, getattr(self, name))
@@ -103,6 +107,10 @@ class LaunchSpec:
             raise InvalidSpec(f"leftovers: expected 'kill' or 'keep', found {self.leftovers!r}")
         if self.result_file is not None:
             _check_text("result_file", self.result_file, one_line=True)
+        if not (self.unbuffered is None or isinstance(self.unbuffered, bool)):
+            raise InvalidSpec(f"unbuffered: expected true, false or null, found {self.unbuffered!r}")
+        if not (self.label is None or isinstance(self.label, str)):  # an empty one is as good as none
+            raise InvalidSpec(f"label: expected text, found {type(self.label).__name__}")
 
     def to_json(self) -> dict[str, Any]:
         value = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -183,8 +191,13 @@ def _check_text(name: str, value: object, one_line: bool = False) -> None:
 def _check_seconds(name: str, value: object, minimum_exclusive: float | None = None, optional: bool = False) -> None:
     if value is None and optional:
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidSpec(f"{name}: expected a number of seconds, found {value!r}")
+    try:
+        finite = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer of hundreds of digits
+        finite = False
+    if not finite:
+        raise InvalidSpec(f"{name}: expected a number of seconds, found {str(value)[:40]!r}")
+    assert isinstance(value, (int, float))
     if minimum_exclusive is not None and value <= minimum_exclusive:
         raise InvalidSpec(f"{name}: expected more than {minimum_exclusive:g} seconds, found {value:g}")
     if value < 0:

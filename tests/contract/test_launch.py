@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpualert import procfs, records
-from gpualert.errors import InvalidSpec
+from gpualert.errors import GpuAlertError, InvalidSpec
 from gpualert.key import Attempt, LaunchKey
 from gpualert.launch import launch, start_fast
 from gpualert.records import ExitStatus, RunState
@@ -286,6 +286,26 @@ def test_whoever_stops_listening_does_not_matter(host: Host) -> None:
     host.records.append(record)
 
     assert host.end(record).exit == ExitStatus(5, None, False)
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2])
+def test_a_host_that_allows_no_more_processes_says_so(
+    host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spare: int
+) -> None:
+    """ulimit -u reached at the first, second or third fork: an error with the reason, and nothing left behind."""
+    fork, left = os.fork, [spare]
+
+    def fork_while_allowed() -> int:
+        if left[0] == 0:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        left[0] -= 1
+        return fork()
+
+    monkeypatch.setattr(os, "fork", fork_while_allowed)
+    with pytest.raises(GpuAlertError, match="Resource temporarily unavailable"):
+        launch(host.key(), Attempt(1, "a"), LaunchSpec(["touch", str(tmp_path / "ran")]), {}, 0)
+    assert not (tmp_path / "ran").exists()
+    assert list(host.root.rglob("0001*")) == []
 
 
 def test_a_launcher_without_standard_descriptors(host: Host) -> None:

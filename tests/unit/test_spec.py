@@ -47,6 +47,14 @@ from gpualert.spec import LaunchSpec
         ({"stop_signal": "SIGKILL"}, "stop_signal: expected one of"),
         ({"stop_signal": "TERM"}, "stop_signal"),
         ({"leftovers": "adopt"}, "leftovers"),
+        ({"env": ["A"]}, "env: expected names with their values, found list"),
+        ({"secret_env": "TOKEN"}, "secret_env: expected a list of names, found str"),
+        ({"secret_env": 5}, "secret_env: expected a list of names, found int"),
+        ({"environment": 5}, "environment: expected text"),
+        ({"unbuffered": "yes"}, "unbuffered: expected true, false or null"),
+        ({"label": 5}, "label: expected text, found int"),
+        ({"deadline_s": 10**400}, "deadline_s: expected a number of seconds"),
+        ({"deadline_s": "x"}, "deadline_s: expected a number of seconds, found 'x'"),
     ],
 )
 def test_what_cannot_be_right_is_refused_by_name(options: dict[str, Any], words: str) -> None:
