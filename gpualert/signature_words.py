@@ -29,7 +29,8 @@ def words_of_pattern(pattern: str, usable: Callable[[str], bool] | None = None) 
     An empty list stands for a branch that has none of a useful length, or none that is ``usable``.
     """
     found: list[list[str]] = []
-    for branch in _branches(list(_sre_parse.parse(pattern))):
+    parsed: Any = _sre_parse.parse(pattern)
+    for branch in _branches(list(parsed)):
         groups = list(_groups(branch))
         if usable is not None:
             groups = [group for group in groups if all(usable(fold_text(literal)) for literal in group)]
