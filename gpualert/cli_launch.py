@@ -179,7 +179,9 @@ def _launch(options: argparse.Namespace) -> int:
 
         for warning in record.warnings:
             print("gpualert: warning:", printable(warning), file=sys.stderr)
-        print(record.launch_id if result == "launched" else f"{record.launch_id} is {record.state} already")
+        if result == "existing":  # stdout is the id alone: scripts keep it in a variable
+            print(f"gpualert: {record.launch_id} is {record.state} already; nothing was launched", file=sys.stderr)
+        print(record.launch_id)
     return 0
 
 

@@ -9,7 +9,7 @@ import math
 import os
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from gpualert.errors import InvalidSpec
 
@@ -69,7 +69,7 @@ class LaunchSpec:
             object.__setattr__(self, "command", _argv(self.command))
         if not isinstance(self.env, Mapping):
             raise InvalidSpec(f"env: expected names with their values, found {type(self.env).__name__}")
-        if isinstance(self.secret_env, (str, bytes)) or not isinstance(self.secret_env, Sequence):
+        if isinstance(self.secret_env, (str, bytes)) or not isinstance(self.secret_env, Iterable):
             raise InvalidSpec(f"secret_env: expected a list of names, found {type(self.secret_env).__name__}")
         object.__setattr__(self, "env", dict(self.env))
         object.__setattr__(self, "secret_env", tuple(self.secret_env))
@@ -196,7 +196,7 @@ def _check_seconds(name: str, value: object, minimum_exclusive: float | None = N
     except OverflowError:  # an integer of hundreds of digits
         finite = False
     if not finite:
-        raise InvalidSpec(f"{name}: expected a number of seconds, found {str(value)[:40]!r}")
+        raise InvalidSpec(f"{name}: expected a number of seconds, found {repr(value)[:60]}")
     assert isinstance(value, (int, float))
     if minimum_exclusive is not None and value <= minimum_exclusive:
         raise InvalidSpec(f"{name}: expected more than {minimum_exclusive:g} seconds, found {value:g}")

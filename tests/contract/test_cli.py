@@ -93,6 +93,28 @@ def test_one_launch_of_a_name_at_a_time(gpualert: Gpualert, tmp_path: Path) -> N
     assert (third["result"], third["record"]["number"]) == ("launched", 2)
 
 
+def test_stdout_of_a_launch_is_the_id_alone(gpualert: Gpualert, tmp_path: Path) -> None:
+    """Also when the launch of that name exists already: scripts keep what is printed in a variable."""
+    first = launch(gpualert, "--name", "nightly", *until_go(tmp_path))
+    again = gpualert.run("launch", "--name", "nightly", *until_go(tmp_path))
+    assert (again.returncode, again.stdout.decode()) == (0, first + "\n")
+    assert b"RUNNING already" in again.stderr
+    (tmp_path / "go").touch()
+    assert gpualert.run("attach", first).returncode == 0
+
+
+def test_an_empty_id_names_no_launch(gpualert: Gpualert, tmp_path: Path) -> None:
+    """``gpualert stop "$id"`` with an unset variable must not stop the only launch there is."""
+    launch_id = launch(gpualert, *until_go(tmp_path))
+    for verb in ("status", "logs", "stop"):
+        done = gpualert.run(verb, "")
+        assert (done.returncode, done.stdout) == (2, b"") and b"found an empty text" in done.stderr
+    assert gpualert.run("attach", "").returncode == 125
+    assert answer(gpualert.run("status", "--json", launch_id))["record"]["state"] == "RUNNING"
+    (tmp_path / "go").touch()
+    assert gpualert.run("attach", launch_id).returncode == 0
+
+
 def test_a_detached_launch_survives_its_terminal(gpualert: Gpualert, tmp_path: Path) -> None:
     """The window closes right after the launch."""
     words = [
