@@ -22,7 +22,6 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from gpualert import protocol
 from gpualert.errors import GpuAlertError
-from gpualert.key import split_launch_id
 from gpualert.outcome import Outcome
 from gpualert.protocol import Frame, HostError
 from gpualert.records import RunState
@@ -34,6 +33,7 @@ from gpualert_provider.redaction import Redactor
 from gpualert_provider.tasklog import CEILING_BYTES, RECORD_BYTES, Position, Record, TaskLogWriter
 from gpualert_provider.triggers.link_watch import LinkWatch
 from gpualert_provider.triggers.log_drain import log_drained, log_has_room
+from gpualert_provider.unseen import unseen_outcome
 
 #: Airflow gives ``on_kill`` 30 s by default.
 ON_KILL_BUDGET_S = 25.0
@@ -340,19 +340,14 @@ class GpuTrainingTrigger(BaseTrigger):
         return self._own_outcome(RunState.UNREACHABLE, "unreachable", detail)
 
     def _own_outcome(self, state: RunState, reason: str, detail: str) -> Outcome:
-        try:
-            number: int | None = split_launch_id(self.launch_id)[1]
-        except ValueError:
-            number = None
-        return Outcome(
-            state=state,
+        return unseen_outcome(
+            state,
+            reason,
+            detail,
             launch_id=self.launch_id,
-            launch_number=number,
             host={"name": self.host_name, "machine_id": self.machine_id, "boot_id": self.boot_id},
-            lost_reason=reason,
             run_directory=self.run_directory,
             log_path=self.log_path,
-            warnings=(detail,),
         )
 
     # -- stopping
