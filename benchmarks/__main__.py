@@ -117,8 +117,8 @@ class Report:
     def markdown(self) -> str:
         lines = [
             "# Benchmarks",
-            "Written by `python -m benchmarks --write docs/reference/benchmarks.md`; `make bench` prints the same table. "
-            "Every figure comes from one run.",
+            "Written by `python -m benchmarks --write docs/reference/benchmarks.md`; `make bench` prints the same "
+            "table. Every figure comes from one run.",
             as_markdown(self.rows),
             self.summary(),
             *self.circumstances(),
