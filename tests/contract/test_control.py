@@ -40,20 +40,20 @@ def test_a_record_says_what_is_known(host: Host) -> None:
 
 def test_a_launch_is_found_by_part_of_its_name(host: Host) -> None:
     """By id, by the start of an id, by its key (the latest), by its path; two that fit are named, not guessed."""
-    key, other = host.key("train"), host.key("evaluate")
+    key, other = host.key("train-a"), host.key("train-b")
     first = host.run("true", key=key)
     second = host.run("true", key=key, attempt=Attempt(2, "b"), after=1)
     host.run("true", key=other)
 
     assert control.find(first.launch_id).path == first.run_directory
     assert control.find(key.directory_name).path == second.run_directory
-    assert control.find("train-").path == second.run_directory
+    assert control.find("train-a").path == second.run_directory
     assert control.find(first.run_directory).path == first.run_directory
     with pytest.raises(UnknownLaunch, match="2 launches"):
-        control.find("")
+        control.find("train")
     with pytest.raises(UnknownLaunch, match="nothing-like-it"):
         control.find("nothing-like-it")
-    for wrong in ("train", "../../etc.1", "train-000000000000.1", ".1"):
+    for wrong in ("train-a", "../../etc.1", "train-000000000000.1", ".1", ""):
         with pytest.raises(UnknownLaunch):
             control.inspect(launch_id=wrong)
 
