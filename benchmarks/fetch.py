@@ -36,7 +36,7 @@ while left > 0:
 
 
 def measure(effort: Effort) -> Sequence[Row]:
-    size = effort.rounds(100, 20) * 1_000_000
+    size = effort.rounds(40, 10) * 1_000_000
     rounds = effort.rounds(3, 2)
     folder = Path(tempfile.mkdtemp(prefix="gpualert-bench-"))
     folder.chmod(0o755)
@@ -44,17 +44,23 @@ def measure(effort: Effort) -> Sequence[Row]:
         with SshHost(folder / "sshd") as host:
             launch_id, log = _written(folder, size)
             digest = hashlib.sha256(log.read_bytes()).hexdigest()
-            ours, theirs = [], []
+            taken: dict[str, list[float]] = {name: [] for name in ("ours", "theirs", "ours -C", "theirs -C")}
             for _ in range(rounds):
-                ours.append(size / 1e6 / _ours(host, folder, launch_id, size, digest))
-                theirs.append(size / 1e6 / _theirs(host, log, digest))
+                for option in ("", " -C"):
+                    taken["ours" + option].append(_ours(host, folder, launch_id, size, digest, compress=bool(option)))
+                    taken["theirs" + option].append(_theirs(host, log, digest, compress=bool(option)))
     except SshdMissing as missing:
         return [Row(_WHAT, "MB/s", why_not=str(missing))]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    what = f"{_WHAT}, {size / 1e6:.0f} MB"
+    speeds = {name: tuple(size / 1e6 / seconds for seconds in values) for name, values in taken.items()}
     target = Target(20, at_least=True)
-    return [Row(what, "MB/s", tuple(ours), "`ssh HOST cat LOG`", tuple(theirs), target=target)]
+    about = f"{_WHAT}, {size / 1e6:.0f} MB"
+    plain, compressed = f"{about}, `compress` false", f"{about}, `compress` as Airflow has it (true)"
+    return [
+        Row(plain, "MB/s", speeds["ours"], "`ssh HOST cat LOG`", speeds["theirs"], target=target),
+        Row(compressed, "MB/s", speeds["ours -C"], "`ssh -C HOST cat LOG`", speeds["theirs -C"], target=target),
+    ]
 
 
 def _written(folder: Path, size: int) -> tuple[str, Path]:
@@ -68,14 +74,14 @@ def _written(folder: Path, size: int) -> tuple[str, Path]:
     return record["launch_id"], Path(record["log_path"])
 
 
-def _ours(host: SshHost, folder: Path, launch_id: str, size: int, digest: str) -> float:
+def _ours(host: SshHost, folder: Path, launch_id: str, size: int, digest: str, *, compress: bool) -> float:
     """Seconds from the first request to the last byte; the session is open before."""
     from gpualert_provider.hooks.blocking import open_session
     from gpualert_provider.hooks.target import SshTarget
 
     names = {"conn_id": "bench", "conn_type": "ssh", "host": host.address, "port": host.port, "password": None}
     connection = SimpleNamespace(**names, login=host.username)
-    target = SshTarget.from_fields(connection, host.connection_extra(look_for_keys=False))
+    target = SshTarget.from_fields(connection, host.connection_extra(look_for_keys=False, compress=compress))
     found = hashlib.sha256()
     with open_session(target, root=str(folder / "root")) as session:
         begin = time.perf_counter()
@@ -91,10 +97,12 @@ def _ours(host: SshHost, folder: Path, launch_id: str, size: int, digest: str) -
     return taken
 
 
-def _theirs(host: SshHost, log: Path, digest: str) -> float:
+def _theirs(host: SshHost, log: Path, digest: str, *, compress: bool) -> float:
     """The same for OpenSSH's own client, from its first byte on: logging in is not counted here either."""
     found = hashlib.sha256()
-    with subprocess.Popen(host.ssh_command(f"cat {log}"), stdout=subprocess.PIPE) as process:
+    program, *words = host.ssh_command(f"cat {log}")
+    command = [program, *(["-C"] if compress else []), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         found.update(process.stdout.read(1))
         begin = time.perf_counter()

@@ -16,7 +16,7 @@ _FAIL = "echo 'RuntimeError: boom'; exit 1"
 
 
 def measure(effort: Effort) -> Sequence[Row]:
-    seconds = effort.rounds(10, 3)
+    seconds = effort.rounds(8, 3)
     folder = Path(tempfile.mkdtemp(prefix="gpualert-bench-"))
     try:
         flood = folder / "flood.py"
