@@ -13,9 +13,7 @@ HOST = {"name": "gpu1", "machine_id": "m", "boot_id": "b"}
 
 def test_a_rebooted_host_is_a_failed_node():
     """The training did nothing wrong, and another host may do better: the class says so, with the proof beside it."""
-    outcome = unseen_outcome(
-        RunState.LOST, "rebooted", "the host was rebooted", launch_id="t-0123456789ab.2", host=HOST
-    )
+    outcome = unseen_outcome(RunState.LOST, "rebooted", "it was rebooted", launch_id="t-0123456789ab.2", host=HOST)
 
     assert (outcome.failure_class, outcome.domain) == ("node_failure", "host")
     assert outcome.retry_outlook == {"same_host": "no", "other_host": "yes"}
