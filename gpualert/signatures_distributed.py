@@ -88,6 +88,9 @@ ROWS: tuple[Signature, ...] = (
     # -- what launchers and peers print afterwards ----------------------------------------------------------------------------
     _S("echo.elastic", ("childfailederror", "failed (exitcode", "closing signal", "root cause (first", "elastic", "exitcode"),
        r"ChildFailedError|failed \(exitcode: -?\d+\)|Sending process \d+ closing signal|Root Cause \(first observed failure\)|^\s*exitcode\s*: -?\d+|^\d*:?\s*exitcode\s*: -?\d+", Role.ECHO, None),
+    _S("echo.supposed", ("potential root causes", "could be caused by", "worker exit type", "unexpected errors"),
+       r"(?i)some potential root causes|could be caused by a segmentation fault|crashed unexpectedly due to SIGSEGV or|worker exit (?:type|detail)", Role.ECHO, None,
+       proves_not="A list of what may have killed a worker names all suspects."),
     _S("echo.segv", ("exitcode", "segmentation fault", "sigsegv", "signal "),
        r"exitcode\s{0,3}: -11\b|(?:[Ss]ignal 11\b|\bSIGSEGV\b|exit(?:ed)? (?:on )?signal 11\b)|return(?:ed)? code ?=? -11\b|tasks? [\d,-]+: Segmentation fault", Role.ECHO, _C.SEGFAULT),
     _S("echo.sigkill", ("exitcode", "sigkill", "signal ", "killed", "return code"),
@@ -97,7 +100,7 @@ ROWS: tuple[Signature, ...] = (
     _S("echo.exit_status", ("exit status", "exit code", "exited with", "return code"), r"(?i)returned non-zero exit status|exited with (?:exit )?code [1-9]|exits? with return code ?=? ?-?[1-9]|exit status [1-9]|failed with exit code [1-9]", Role.ECHO, None),
     _S("echo.called_process", ("calledprocesserror",), r"CalledProcessError", Role.ECHO, None, proves_not="A launcher's exception about its child says nothing about the child's reason."),
     _S("echo.worker_gone", ("exited unexpectedly", "in dataloader worker", "in replica", "in pin memory", "died unexpectedly", "terminated abruptly", "terminated unexpectedly", "process pool", "worker died", "workercrashed", "processexited", "actor died", "actordied", "actor is dead", "engine core", "enginecore", "enginedead", "worker proc", "engine process", "background loop", "unexpectedly", "processraised", "is killed by signal: term", "by signal: abort"),
-       r"(?i)Caught \w{1,60} in (?:DataLoader worker|replica|pin memory|thread|worker)|exited unexpectedly|died unexpectedly|terminated (?:abruptly|unexpectedly)|BrokenProcessPool|WorkerCrashedError|(?:Ray)?Actor(?:Died|Unavailable)?Error|actor (?:is dead|died)|engine ?core (?:initialization )?(?:failed|died|proc|encountered|hit)|EngineDeadError|AsyncEngineDead|background loop has errored|See root cause above|ProcessExitedException|killed by signal: (?:Terminated|Aborted)|worker proc\w* .{0,40}(?:died|failed|failure)",
+       r"(?i)Caught \w{1,60} in (?:DataLoader worker|replica|pin memory|thread|worker)|exited unexpectedly|died unexpectedly|terminated (?:abruptly|unexpectedly)|BrokenProcessPool|WorkerCrashedError|(?:Ray)?Actor(?:Died|Unavailable)?Error|actor (?:is dead|died)|engine ?core (?:initialization )?(?:failed|died|proc|encountered|hit)|EngineDeadError|AsyncEngineDead|background loop has errored|See root cause above|ProcessExitedException|ProcessRaisedException|TerminatedWorkerError|KilledWorker|-- Process \d+ terminated with the following error|killed by signal: (?:Terminated|Aborted)|worker proc\w* .{0,40}(?:died|failed|failure)",
        Role.ECHO, None),
     _S("echo.signal_exception", ("signalexception",), r"SignalException: Process \d+ got signal: 15", Role.ECHO, None),
     _S("echo.mpi_abort", ("mpi_abort", "mpirun", "mpiexec", "prterun", "primary job"),

@@ -26,7 +26,7 @@ ROWS: tuple[Signature, ...] = (
        r"TERM_MEMLIMIT|LSF memory usage limit|job has gone over memory limit|(?:mem|vmem|pmem) \S{1,120} exceed(?:s|ed) limit|job killed: (?:v?mem)",
        Role.DECISIVE, _C.OOM_KILLER),
     _S("oom_killer.daemon", ("systemd-oomd", "earlyoom", "oomd", "running low on memory", "memory pressure", "oom-killer", "oom killer", "nomem"),
-       r"(?i)systemd-oomd.{0,60}kill|earlyoom.{0,60}(?:sending SIG|killing)|(?:killed|terminated).{0,60}node (?:was )?running low on memory|workers? .{0,60}killed due to memory pressure|(?:killed|reaped|terminated) by (?:the )?(?:kernel |linux |cgroup )?oom[- ]?(?:killer|reaper)|due to memory pressure \(OOM\)",
+       r"(?i)systemd-oomd.{0,60}kill|earlyoom.{0,60}(?:sending SIG|killing)|exceeded \d+% memory budget|(?:killed|terminated).{0,60}node (?:was )?running low on memory|workers? .{0,60}killed due to memory pressure|(?:killed|reaped|terminated) by (?:the )?(?:kernel |linux |cgroup )?oom[- ]?(?:killer|reaper)|due to memory pressure \(OOM\)",
        Role.DECISIVE, _C.OOM_KILLER),
     _S("oom_killer.guess", ("oom killer", "oom-killer", "sigkill", "killed due to", "ran out of memory", "oom"),
        r"(?i)(?:probably|likely|possibly|may have been|might have been|e\.g\.).{0,40}(?:oom[- ]?killer|out[- ]of[- ]memory)", Role.NOTE,
