@@ -216,6 +216,8 @@ class _Guard:
         self._own_oom_score: bytes | None = None
 
     def keep(self) -> None:
+        # While the supervisor is busy with the disk, so that the child has a second parent from its first instruction.
+        subreaper = become_subreaper()
         while not (self.started or self.failed) and self._receive():
             pass
         run = self.plan.run
@@ -226,7 +228,7 @@ class _Guard:
             if run.read_started() is None or self._child_was_called_off():
                 run.write_abandoned({"why": "the supervisor died before the start", "at": time.time()})
                 return
-        if become_subreaper():
+        if subreaper:
             _rename(b"gpualert-guard")
         self._own_oom_score = protect()
         os.set_blocking(self.messages, False)
