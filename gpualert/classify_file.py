@@ -41,6 +41,8 @@ def read_chunks(source: Source) -> Iterator[bytes]:
         yield from _plain_or_gzip(source, getattr(source, "name", "stream"))
         return
     if source == "-":
+        if sys.stdin is None:
+            raise LogUnreadable("-: expected a log on standard input, found it closed")
         yield from _plain_or_gzip(sys.stdin.buffer, "stdin")
         return
     try:

@@ -246,10 +246,14 @@ def _read_spec(path: str) -> Mapping[str, Any]:
 
     try:
         if path == "-":
+            if sys.stdin is None:
+                raise InvalidSpec("-: expected a launch as JSON on standard input, found it closed")
             value = json.load(sys.stdin)
         else:
             with open(path, encoding="utf-8") as file:
                 value = json.load(file)
+    except OSError as error:
+        raise InvalidSpec(f"{path}: expected a launch as JSON, found: {error.strerror}") from error
     except ValueError as error:
         raise InvalidSpec(f"{path}: expected a launch as JSON: {error}") from error
     if not isinstance(value, dict):

@@ -110,8 +110,11 @@ def _count(text: str) -> int:
 def _status(options: argparse.Namespace) -> int:
     from gpualert import cli_text, control, records, report
 
-    directory = control.find(options.launch, root=options.root).path
+    run = control.find(options.launch, root=options.root)
+    directory = run.path
     record = records.read(directory)
+    if record.supervised is False:  # a stop or a deadline that dead keepers cannot carry out any more
+        control.tend(run)
     outcome = report.build(directory) if record.state.ended else None
     if options.json:
         print_json({"record": record.to_json(), "outcome": None if outcome is None else outcome.to_json()})

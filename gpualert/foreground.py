@@ -153,6 +153,10 @@ def run(
         _say(f"{type(error).__name__}: {error} (a fault of gpualert's; nothing was run)")
         return OWN_FAILURE
     _let_go_of_stdin()
+    if not quiet:
+        stay.told = launched.warnings
+        for warning in launched.warnings:
+            _say(f"warning: {warning}")
     ended = stay.to_the_end(launched)
     try:
         _after(stay, ended, quiet, program, tell)
@@ -167,6 +171,7 @@ class _Stay:
     def __init__(self, quiet: bool) -> None:
         self.directory = ""
         self.quiet = quiet
+        self.told: Sequence[str] = ()  # warnings that need not be repeated at the end
         self.group: int | None = None  # the command's process group, as long as it may be signalled
         self.pending: list[int] = []
         self.ended: Ended | None = None
@@ -383,6 +388,11 @@ def _after(stay: _Stay, ended: Ended, quiet: bool, program: str, tell: Callable[
     if tell is not None:
         tell(outcome)
         return
+    if stay.told:
+        import dataclasses
+
+        rest = tuple(warning for warning in outcome.warnings if warning not in stay.told)
+        outcome = dataclasses.replace(outcome, warnings=rest)
     block = verdict_block(outcome)
     if block:
         # Not into the middle of a line that the command left open.

@@ -41,11 +41,24 @@ class FastLaunch:
     :param announce: read end of a pipe. When the child has ended, the line ``ended <code|-> <signal|->`` comes through
         it (``- -``: nobody saw the end); an end of file without that line means that supervisor and guard are both
         dead: ask ``records.read``. The caller closes it.
+    :param warnings: for people, of the places that were passed over.
     """
 
-    __slots__ = ("announce", "child_pid", "guard_pid", "launch_id", "log_path", "run_directory", "supervisor_pid")
+    __slots__ = (
+        "announce",
+        "child_pid",
+        "guard_pid",
+        "launch_id",
+        "log_path",
+        "run_directory",
+        "supervisor_pid",
+        "warnings",
+    )
 
-    def __init__(self, run: RunDirectory, announce: int, pids: tuple[int, int, int]) -> None:
+    def __init__(
+        self, run: RunDirectory, announce: int, pids: tuple[int, int, int], warnings: Sequence[str] = ()
+    ) -> None:
+        self.warnings = list(warnings)
         self.run_directory = run.path
         self.log_path = run.log_path
         self.launch_id = run.launch_id
@@ -107,9 +120,7 @@ def launch(
         return records.read(run.path).state.ended
 
     plan = Plan(lambda: resolve, Settings.from_spec(spec.to_json()), None, observe=True)
-    passed_over = [
-        f"{root.path}: passed over as a place for run directories: {root.why}" for root in roots[: roots.index(chosen)]
-    ]
+    passed_over = _passed_over(roots, chosen)
     at_logout: list[str] | None = None
     while True:
         number, existing = claim.decide(roots, chosen, key, attempt, after, settled)
@@ -175,11 +186,15 @@ def start_fast(
     try:
         key = LaunchKey(("foreground", os.urandom(12).hex()), os.path.basename(argv[0]))
         attempt = Attempt(1, os.urandom(4).hex())
-        chosen, _ = rundir.choose_root(root, environ)
+        chosen, roots = rundir.choose_root(root, environ)
+        passed_over = _passed_over(roots, chosen)
         folder = KeyDirectory(chosen.launches + "/" + key.directory_name)
         folder.create(key.to_json())
         folder.mark_attempt(attempt)
-        folder.claim(1, _claim_value(key, attempt, 1, chosen, starting.guard, label, None), durable=False)
+        value = _claim_value(key, attempt, 1, chosen, starting.guard, label, None)
+        if passed_over:
+            value["warnings"] = passed_over
+        folder.claim(1, value, durable=False)
         run = folder.run_directory(1)
         run.create()
         spec = {
@@ -198,7 +213,7 @@ def start_fast(
         if starting.call_off(run) and folder is not None:
             folder.discard(1)
         raise
-    return FastLaunch(run, starting.ready, pids)
+    return FastLaunch(run, starting.ready, pids, passed_over)
 
 
 class _Lost(Exception):
@@ -292,6 +307,13 @@ def _fill_standard_descriptors() -> list[int]:
             os.close(descriptor)
             return opened
         opened.append(descriptor)
+
+
+def _passed_over(roots: Sequence[Root], chosen: Root) -> list[str]:
+    """In words, the places before the chosen one that could not be used, and why."""
+    return [
+        f"{root.path}: passed over as a place for run directories: {root.why}" for root in roots[: roots.index(chosen)]
+    ]
 
 
 def _claim_value(

@@ -359,3 +359,41 @@ def test_a_threat_at_logout_stands_in_the_record(gpualert: Gpualert) -> None:
     assert done.stderr == b"gpualert: warning: RemoveIPC: shared memory goes at logout\n"
     record = answer(gpualert.run("status", "--json", "true"))["record"]
     assert record["warnings"] == ["RemoveIPC: shared memory goes at logout"]
+
+
+def test_status_carries_out_what_dead_keepers_cannot(gpualert: Gpualert) -> None:
+    """Supervisor and guard were killed, then the deadline passed: whoever looks stops the launch."""
+    launch_id = launch(gpualert, "--deadline", "1h", "--", "sleep", "600")
+    directory = log_of(gpualert, launch_id).parent
+    started = json.loads((directory / "started.json").read_text())
+    for keeper in ("guard", "supervisor"):
+        os.kill(started[keeper]["pid"], signal.SIGKILL)
+        wait_until(lambda: not lives(started[keeper]["pid"]), DEADLINE_S, "the keeper is dead")  # noqa: B023
+    spec = directory / "spec.json"  # as if the hour were over
+    spec.write_text(json.dumps({**json.loads(spec.read_text()), "deadline_s": 0.01}))
+
+    def state() -> str:
+        return str(answer(gpualert.run("status", "--json", launch_id))["record"]["state"])
+
+    wait_until(lambda: state() == "TIMED_OUT", DEADLINE_S, "the deadline was carried out")
+    assert not lives(started["child"]["pid"])
+
+
+@pytest.mark.parametrize("words", [("classify", "-"), ("launch", "--spec", "-")])
+def test_a_closed_standard_input_is_named(gpualert: Gpualert, words: tuple[str, ...]) -> None:
+    closed = ["sh", "-c", 'exec "$@" <&-', "sh", *gpualert.argv(*words)]
+    done = subprocess.run(closed, env=gpualert.environment, capture_output=True, timeout=DEADLINE_S)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1 and b"standard input, found it closed" in done.stderr
+
+
+def test_a_place_that_was_passed_over_is_told(gpualert: Gpualert, tmp_path: Path) -> None:
+    """Once, whatever becomes of the command: its log is not where it was asked to be."""
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "open").chmod(0o755)
+    for script in ("exit 0", "exit 3"):
+        done = gpualert.run("run", "--root", str(tmp_path / "open"), "--", "sh", "-c", script)
+        assert done.stderr.count(b"passed over") == 1 and b"expected mode 0700, found 0755" in done.stderr
+        assert gpualert.run("run", "-q", "--root", str(tmp_path / "open"), "--", "sh", "-c", script).stderr == b""
+    record = json.loads(gpualert.run("list", "--json").stdout)["launches"][-1]
+    assert any("passed over" in warning for warning in record["warnings"])
