@@ -259,6 +259,16 @@ class _Judge(Answers):
             item for item in live if item.strength >= TYPED or (item.strength == GENERIC and item.trace is not None)
         ]
         strong = [item for item in strong if not (item.failure_class is _C.NAN_LOSS and item.strength == WEAK)]
+        # Words about standing still or being slow are a cause where the run ended soon after, or was ended.
+        ended = self.exit.likely_signal is not None or self.exit.code in (124, None)
+        strong = [
+            item
+            for item in strong
+            if item.failure_class not in (_C.HANG, _C.SLOWDOWN)
+            or item.trace is not None
+            or ended
+            or self._near_end(item)
+        ]
         by_exit = self._agrees_with_exit(live)
         if by_exit is not None:
             strong = [by_exit]
