@@ -264,8 +264,8 @@ class _Starting:
         try:
             os.write(self._go, os.fsencode(run.path) + b"\0")
             self._word_given = True
-        except OSError as error:
-            raise GpuAlertError(f"the supervisor died before the launch ({error.strerror})") from error
+        except BrokenPipeError:  # the supervisor is dead already; what it confessed is still to be read
+            pass
         words = _read_line(self.ready).split(None, 2)
         if words[:1] != [b"started"]:
             self._refused = True

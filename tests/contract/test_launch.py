@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import stat
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from gpualert import launch as launching_room
 from gpualert import procfs, records
 from gpualert.errors import GpuAlertError, InvalidSpec
 from gpualert.key import Attempt, LaunchKey
@@ -306,6 +308,29 @@ def test_a_host_that_allows_no_more_processes_says_so(
         launch(host.key(), Attempt(1, "a"), LaunchSpec(["touch", str(tmp_path / "ran")]), {}, 0)
     assert not (tmp_path / "ran").exists()
     assert list(host.root.rglob("0001*")) == []
+
+
+def test_a_reason_given_before_the_word_is_not_lost(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor was dead before the launcher had finished its work on the disk."""
+    launcher, fork, give_word, left = os.getpid(), os.fork, launching_room._Starting.give_word, [1]
+
+    def fork_once() -> int:
+        if left[0] == 0:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        left[0] -= 1
+        return fork()
+
+    def late(self: launching_room._Starting, run: RunDirectory) -> tuple[int, int, int]:
+        assert os.getpid() == launcher
+        nobody_reads = select.poll()
+        nobody_reads.register(self._go, 0)
+        assert nobody_reads.poll(60_000), "the supervisor is dead"
+        return give_word(self, run)
+
+    monkeypatch.setattr(os, "fork", fork_once)
+    monkeypatch.setattr(launching_room._Starting, "give_word", late)
+    with pytest.raises(GpuAlertError, match="Resource temporarily unavailable"):
+        launch(host.key(), Attempt(1, "a"), LaunchSpec(["true"]), {}, 0)
 
 
 def test_a_launcher_without_standard_descriptors(host: Host) -> None:
