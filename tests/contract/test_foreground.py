@@ -232,9 +232,9 @@ def test_killed_keepers_do_not_change_the_status(gpualert: Gpualert, tmp_path: P
     process = popen(gpualert, "run", "--", "sh", "-c", script, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_until((tmp_path / "runs").exists, DEADLINE_S, "the command runs")
     supervisor, guard = keepers(gpualert.run_directory())
-    # Until then a child whose supervisor dies would go to init: a moment after the start.
-    maps = Path(f"/proc/{guard}/maps")
-    wait_until(lambda: "_ctypes" in maps.read_text(), DEADLINE_S, "the guard is a sub-reaper")
+    # It takes its name when it has become a sub-reaper; until then a child whose supervisor dies would go to init.
+    name = Path(f"/proc/{guard}/comm")
+    wait_until(lambda: name.read_text() == "gpualert-guard\n", DEADLINE_S, "the guard is a sub-reaper")
     if victims in ("guard", "both"):
         os.kill(guard, signal.SIGKILL)
         wait_until(lambda: not lives(guard), DEADLINE_S, "the guard is gone")
