@@ -33,6 +33,7 @@ from gpualert_provider.redaction import Redactor
 from gpualert_provider.tasklog import CEILING_BYTES, RECORD_BYTES, Position, Record, TaskLogWriter
 from gpualert_provider.triggers.link_watch import LinkWatch
 from gpualert_provider.triggers.log_drain import log_drained, log_has_room
+from gpualert_provider.triggers.undisturbed import undisturbed
 from gpualert_provider.unseen import unseen_outcome
 
 #: Airflow gives ``on_kill`` 30 s by default.
@@ -115,6 +116,7 @@ class GpuTrainingTrigger(BaseTrigger):
         self.secret_env = dict(secret_env or {})
         self.ceiling_bytes = ceiling_bytes
         self._session: StreamingSession | None = None
+        self._stopping = False
         self._writer: TaskLogWriter | None = None
         self._redactor: Redactor | None = None
         self._secret_values: tuple[str, ...] | None = None
@@ -155,6 +157,10 @@ class GpuTrainingTrigger(BaseTrigger):
 
     async def cleanup(self) -> None:
         """Close the connection. The training goes on."""
+        if not self._stopping:  # Airflow cleans up beside an ``on_kill`` that it has cancelled
+            await self._close()
+
+    async def _close(self) -> None:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -166,12 +172,19 @@ class GpuTrainingTrigger(BaseTrigger):
         A trigger that was only moved, and a task that was cleared, leave the launch alone: the other triggerer follows
         it, and the new try stops or adopts it.
         """
+        self._stopping = True
+        await undisturbed(self._stop_in_time())
+
+    async def _stop_in_time(self) -> None:
         try:
             await connections.within(self._stop_if_given_up(), ON_KILL_BUDGET_S)
         except TimeoutError:
             self.log.warning("The stop did not reach %s in %g s. %s", self.host_name, ON_KILL_BUDGET_S, self._by_hand())
         except GpuAlertError as error:
             self.log.warning("The stop was not delivered: %s %s", self._shown(error), self._by_hand())
+        finally:
+            self._stopping = False
+            await self._close()
 
     # -- watching
 
@@ -389,7 +402,7 @@ class GpuTrainingTrigger(BaseTrigger):
         self.log.info("The task was given up (%s): the training %s.", state, done)
 
     async def _open(self) -> StreamingSession:
-        await self.cleanup()
+        await self._close()
         target = await SshTarget.from_connection_async(self.conn_id)
         self._session = await StreamingSession.open(target, root=self.root, remote_python=self.remote_python)
         self._check_machine(target, self._session.hello)
