@@ -112,10 +112,16 @@ def test_the_end_is_written_although_the_disk_is_full(host: Host, tmp_path: Path
 
 def test_a_disk_that_takes_nothing_is_asked_again(host: Host, tmp_path: Path) -> None:
     """Even without the reserve the end is not lost: it is announced at once, and written when the disk takes it."""
-    full = tmp_path / "small"
-    full.mkdir()
+    # The observer's own short-lived files may free a page at the wrong moment: then nothing was refused; once more.
+    assert any(_ended_on_a_full_disk(host, tmp_path / str(number)) for number in range(8)), "no disk stayed full"
+
+
+def _ended_on_a_full_disk(host: Host, folder: Path) -> bool:
+    """Whether the end was announced while the disk refused it; that it is written afterwards is asserted here."""
+    full = folder / "small"
+    full.mkdir(parents=True)
     mount_small(host, full, "1m")
-    gate = tmp_path / "gate"
+    gate = folder / "gate"
     command = ["sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.05; done; exit 13"]
     started = start_fast(command, root=str(full / "root"))
     os.unlink(RunDirectory(started.run_directory).exit_reserve_path)
@@ -123,11 +129,12 @@ def test_a_disk_that_takes_nothing_is_asked_again(host: Host, tmp_path: Path) ->
     gate.touch()
     assert os.read(started.announce, 100) == b"ended 13 -\n"
     os.close(started.announce)
-    assert not RunDirectory(started.run_directory).has_ended()
+    refused = not RunDirectory(started.run_directory).has_ended()
     (full / "filler").unlink()
     record = records.read(started.run_directory)
     host.records.append(record)
     assert host.end(record).exit == ExitStatus(13, None, False)
+    return refused
 
 
 def mount_small(host: Host, folder: Path, size: str) -> None:
