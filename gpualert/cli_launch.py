@@ -235,7 +235,10 @@ def _spec(options: argparse.Namespace) -> Any:
     if options.secret_env:
         fields["secret_env"] = [*fields.get("secret_env", ()), *options.secret_env]
     if options.cwd is not None or "cwd" not in fields:
-        fields["cwd"] = os.path.abspath(os.path.expanduser(options.cwd or "."))
+        try:
+            fields["cwd"] = os.path.abspath(os.path.expanduser(options.cwd or "."))
+        except FileNotFoundError:
+            raise InvalidSpec("cwd: expected a folder, found that the current one was deleted") from None
     if "command" not in fields:
         raise InvalidSpec("command: expected something to run after --, found nothing")
     return LaunchSpec.from_json(fields)

@@ -292,7 +292,11 @@ def _all_runs(root: str | None) -> list[RunDirectory]:
         if not (r.exists and r.readable):
             continue
         for folder in rundir.key_directories(r.path):
-            for number in folder.claims():
+            try:
+                numbers = folder.claims()
+            except GpuAlertError:  # one that cannot be read hides no other
+                continue
+            for number in numbers:
                 run = folder.run_directory(number)
                 if not os.path.isdir(run.path):
                     try:

@@ -173,7 +173,10 @@ def start_fast(
     :raises RunDirectoryError: kinds ``no_root``, ``disk``; nothing is left behind.
     :raises InvalidSpec: kind ``cwd_missing``.
     """
-    here = os.getcwd() if cwd is None else rundir.expand_home(cwd, environ)
+    try:
+        here = os.getcwd() if cwd is None else rundir.expand_home(cwd, environ)
+    except FileNotFoundError:
+        raise InvalidSpec("cwd: expected a folder, found that the current one was deleted", "cwd_missing") from None
     if cwd is not None and not (os.path.isdir(here) and os.access(here, os.X_OK)):
         raise InvalidSpec(f"cwd: expected a folder, found {_what_is(here)} at {here}", "cwd_missing")
 

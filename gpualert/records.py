@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Mapping
 
 from gpualert import procfs, rundir
-from gpualert.errors import UnknownLaunch
+from gpualert.errors import RunDirectoryError, UnknownLaunch
 from gpualert.key import Attempt
 from gpualert.rundir import RunDirectory
 
@@ -240,6 +240,13 @@ def read(run_directory: str) -> RunRecord:
 
 
 def _read(run: RunDirectory) -> RunRecord:
+    try:
+        return _assemble(run)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # JSON, but of another shape
+        raise RunDirectoryError(f"{run.path}: its files are damaged ({type(error).__name__}: {error})") from error
+
+
+def _assemble(run: RunDirectory) -> RunRecord:
     claim = run.read_claim()
     started = run.read_started()
     end = run.read_exit()
@@ -272,7 +279,8 @@ def _read(run: RunDirectory) -> RunRecord:
     key = run.key_directory.read_key() or {}
     exit_status = None
     if end is not None:
-        exit_status = ExitStatus(end.get("code"), end.get("signal"), end.get("core_dumped"))
+        code, number = (None if end.get(name) is None else int(end[name]) for name in ("code", "signal"))
+        exit_status = ExitStatus(code, number, end.get("core_dumped"))
     survivors = None if tree is None else tuple(tree.get("survivors") or ())
     return RunRecord(
         launch_id=str(claim.get("launch_id") or started_facts.get("launch_id") or run.launch_id),
@@ -283,7 +291,7 @@ def _read(run: RunDirectory) -> RunRecord:
         log_path=run.log_path,
         created_at=float(claim.get("created_at") or started_facts.get("started_at") or 0.0),
         key_parts=tuple(key.get("parts") or ()),
-        label=claim.get("label"),
+        label=None if claim.get("label") is None else str(claim["label"]),
         machine_id=place.get("machine_id"),
         boot_id=place.get("boot_id"),
         started_at=started_facts.get("started_at"),

@@ -397,3 +397,12 @@ def test_a_place_that_was_passed_over_is_told(gpualert: Gpualert, tmp_path: Path
         assert gpualert.run("run", "-q", "--root", str(tmp_path / "open"), "--", "sh", "-c", script).stderr == b""
     record = json.loads(gpualert.run("list", "--json").stdout)["launches"][-1]
     assert any("passed over" in warning for warning in record["warnings"])
+
+
+@pytest.mark.parametrize("verb", ["run", "launch"])
+def test_a_deleted_working_directory_is_named(gpualert: Gpualert, tmp_path: Path, verb: str) -> None:
+    gone = ["sh", "-c", f'mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone; exec "$@"', "sh"]
+    words = [*gone, *gpualert.argv(verb, "--", "true")]
+    done = subprocess.run(words, env=gpualert.environment, capture_output=True, timeout=DEADLINE_S)
+    assert done.returncode == (125 if verb == "run" else 2)
+    assert b"cwd: expected a folder, found that the current one was deleted" in done.stderr

@@ -155,3 +155,22 @@ def test_reading_does_not_wait(host: Host) -> None:
     assert (now.state, now.supervised, now.exit, now.log_size_bytes) == (RunState.RUNNING, True, None, 6)
     assert now.started_at is not None and abs(now.started_at - time.time()) < 600
     stop(record)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("exit.json", {"code": "x"}),
+        ("exit.json", {"code": 0, "log_generation": "x"}),
+        ("../0001.claim", {"attempt": 3, "created_at": "x"}),
+    ],
+)
+def test_files_of_another_shape_hide_no_other_launch(host: Host, name: str, content: dict[str, object]) -> None:
+    """They are JSON, but not ours: an error for that launch, and the list goes on without it."""
+    good, bad = host.run("true"), host.run("true")
+    path = Path(bad.run_directory, name)
+    path.unlink()
+    path.write_text(json.dumps(content))
+    with pytest.raises(RunDirectoryError, match="damaged"):
+        records.read(bad.run_directory)
+    assert [record.launch_id for record in control.list_launches()] == [good.launch_id]
