@@ -31,6 +31,7 @@ from gpualert_provider.hooks.target import SshTarget
 from gpualert_provider.ledger import MAX_ATTEMPTS, EntryStatus, Ledger, LedgerEntry, StateStore
 from gpualert_provider.redaction import Redactor
 from gpualert_provider.tasklog import Position, Record, TaskLogWriter
+from gpualert_provider.unseen import unseen_outcome
 
 #: Airflow gives a worker's ``on_kill`` 5 s before it kills the process.
 ON_KILL_BUDGET_S = 4.5
@@ -425,15 +426,15 @@ class TrainingTry:
     def _unreachable(self, error: TransportError) -> Outcome:
         assert self.record is not None
         record = self.record
-        return Outcome(
-            state=RunState.UNREACHABLE,
+        return unseen_outcome(
+            RunState.UNREACHABLE,
+            "unreachable",
+            f"nothing was heard of the host for {self._how.patience_s:g} s: {error}",
             launch_id=record.launch_id,
-            launch_number=record.number,
             attempt=record.attempt,
             host={"name": self.target.host_name, "machine_id": record.machine_id, "boot_id": record.boot_id},
             run_directory=record.run_directory,
             log_path=record.log_path,
-            warnings=(f"nothing was heard of the host for {self._how.patience_s:g} s: {error}",),
         )
 
     def _warn(self, warnings: tuple[str, ...]) -> None:
