@@ -3,6 +3,8 @@
     python -m tools.run_tests [--only fast|slow] [pytest arguments]
 
 Both halves run whatever the first one's result is: one red unit test must not hide what the real Airflow does.
+Tests here wait for real processes under deadlines, so a busy machine can fail one: what failed runs once more, alone.
+What passes only then does not fail the run, but is named at the end as unsteady, since it is a defect all the same.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ REPORTS = ROOT / ".cache" / "reports"
 
 # pytest's exit statuses: 0 all passed, 1 some failed, 5 nothing collected; any other: pytest itself could not work.
 NOTHING_COLLECTED = 5
+#: More failures than this are no accident of a busy machine.
+MOST_RUN_AGAIN = 10
 HALVES = {"fast": ("not slow", ["-n", "2", "--dist", "loadfile"]), "slow": ("slow", [])}
 
 
@@ -35,6 +39,7 @@ class HalfResult:
     report: Path
     passed: int = 0
     failed: list[str] = field(default_factory=list)
+    unsteady: list[str] = field(default_factory=list)  # failed first, passed when run once more
     skipped: Counter[str] = field(default_factory=Counter)  # reason -> tests
 
     @property
@@ -54,10 +59,26 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(name: str, extra: list[str]) -> HalfResult:
-    marker, how = HALVES[name]
-    report = REPORTS / f"{name}.xml"
-    report.unlink(missing_ok=True)
     print(f"\n== {name} tests", flush=True)
+    result = _pytest(name, HALVES[name][1], extra)
+    if result.status != 1 or not 0 < len(result.failed) <= MOST_RUN_AGAIN:
+        return result
+    print(f"\n== {len(result.failed)} of them once more, alone", flush=True)
+    again = _pytest(f"{name}-again", ["--last-failed", "--last-failed-no-failures=none"], extra, name)
+    if again.status not in (0, 1) or again.total == 0:
+        return result
+    result.unsteady = sorted(set(result.failed) - set(again.failed))
+    result.failed = again.failed
+    result.passed += len(result.unsteady)
+    result.status = again.status
+    result.duration_s += again.duration_s
+    return result
+
+
+def _pytest(report_name: str, how: list[str], extra: list[str], half: str | None = None) -> HalfResult:
+    half = half or report_name
+    report = REPORTS / f"{report_name}.xml"
+    report.unlink(missing_ok=True)
     # sbin holds sshd, nft and useradd, and is not on every root's path.
     environment = {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
     began = time.monotonic()
@@ -69,7 +90,7 @@ def _run(name: str, extra: list[str]) -> HalfResult:
         "--durations=10",
         "--durations-min=5",
         "-m",
-        marker,
+        HALVES[half][0],
         f"--junitxml={report}",
         *how,
         *extra,
@@ -77,7 +98,7 @@ def _run(name: str, extra: list[str]) -> HalfResult:
     # One file that cannot be imported must not keep the others from telling what they know.
     command.append("--continue-on-collection-errors")
     status = subprocess.run(command, cwd=ROOT, env=environment).returncode
-    return _read(HalfResult(name, status, time.monotonic() - began, report))
+    return _read(HalfResult(half, status, time.monotonic() - began, report))
 
 
 def _read(result: HalfResult) -> HalfResult:
@@ -105,6 +126,8 @@ def _close(results: list[HalfResult]) -> int:
             print(f"    skipped {count}: {reason}")
         for test in result.failed:
             print(f"    failed: {test}")
+        for test in result.unsteady:
+            print(f"    unsteady: {test} passed only when it was run once more; that is a defect, if a rare one")
         if result.status not in (0, 1, NOTHING_COLLECTED):
             print(f"    pytest stopped before the end of this half (exit status {result.status}); its words are above")
     passed = sum(result.passed for result in results)
