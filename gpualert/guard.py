@@ -297,17 +297,23 @@ class _Guard:
             if found is None or found.si_pid == 0:
                 return
             pid = found.si_pid
+            if self.supervisor is not None and pid != self.observer and self._collect_supervisor():
+                return  # what is dead besides may be the child, which has come to us: the loop collects it
             if self.watch is not None and pid == self.watch.child.pid and self.watch.ending is None:
                 return  # the loop collects it next, and the others after that
-            code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-            os.waitpid(pid, os.WNOHANG)
-            if pid == self.supervisor:
-                self.supervisor = None
-                self.supervisor_code = code
-            elif pid == self.observer:
+            code = _collect(pid)
+            if pid == self.observer:
                 self.observer = None
                 if code not in (0, _OBSERVER_ABSENT) and self.observer_starts <= OBSERVER_RESTARTS:
                     self.start_observer()
+
+    def _collect_supervisor(self) -> bool:
+        assert self.supervisor is not None
+        if os.waitid(os.P_PID, self.supervisor, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return False
+        self.supervisor_code = _collect(self.supervisor)
+        self.supervisor = None
+        return True
 
     def _take_over(self, run: RunDirectory) -> None:
         """The supervisor was killed, or failed. The child is ours now."""
@@ -376,6 +382,12 @@ def started_line(started: dict[str, Any]) -> bytes:
     """``started <child> <supervisor> <guard>`` for the launcher."""
     pids = [started[who]["pid"] for who in ("child", "supervisor", "guard")]
     return b"started %d %d %d\n" % (pids[0], pids[1], pids[2])
+
+
+def _collect(pid: int) -> int:
+    """Take a dead child's status: its code, or minus its signal."""
+    _, status = os.waitpid(pid, os.WNOHANG)
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
 
 
 def announce(descriptor: int, ending: Ending) -> None:

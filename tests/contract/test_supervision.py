@@ -43,6 +43,23 @@ def test_no_byte_is_lost_whoever_is_killed(host: Host, tmp_path: Path, victims: 
         assert (ended.state, ended.lost_reason) == (RunState.LOST, "vanished")
 
 
+def test_a_guard_that_wakes_late_finds_both_dead_and_loses_nothing(host: Host, tmp_path: Path) -> None:
+    """It was busy while supervisor and child died one after the other: the child's status is still the child's."""
+    record = host.launch(f"echo up; while [ ! -e {tmp_path}/gate ]; do sleep 0.02; done; exit 23")
+    host.wait_for_log(record, b"up")
+    wait_until_reaper(host, record)
+    guard = host.started(record)["guard"]["pid"]
+    os.kill(guard, signal.SIGSTOP)
+    host.kill(record, "supervisor")
+    (tmp_path / "gate").touch()
+    stat = Path(f"/proc/{record.child_pid}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", deadline_s=10, what="the child to end")
+    os.kill(guard, signal.SIGCONT)
+    ended = host.end(record)
+
+    assert (ended.exit, ended.witness) == (ExitStatus(23, None, False), "guard")
+
+
 def test_the_deadline_holds_although_the_supervisor_is_dead(host: Host) -> None:
     record = host.launch("echo up; exec sleep 60", deadline_s=1.5, grace_period_s=5)
     host.wait_for_log(record, b"up")
