@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from gpualert.rundir import Root
     from gpualert.spec import LaunchSpec
 
+#: What Python itself puts into LC_CTYPE when it starts in the C locale (PEP 538); nobody meant it for the child.
+_COERCED_LOCALES = (b"C.UTF-8", b"C.utf8", b"UTF-8")
 #: Guards forked by this process that may have ended since; collected at the next launch.
 _guards: list[int] = []
 #: A terminal's agent stays usable in a foreground run; all else that SSH sets does not (with SSH_CLIENT, ``bash -c``
@@ -355,11 +357,22 @@ def _child_environment(
         if encoded.startswith(b"SSH_") and encoded not in kept:
             continue
         env[encoded] = os.fsencode(value)
+    if environ is os.environ and env.get(b"LC_CTYPE") in _COERCED_LOCALES and not _was_given(b"LC_CTYPE"):
+        del env[b"LC_CTYPE"]
     env[b"PWD"] = _encoded(cwd)
     env.pop(b"OLDPWD", None)
     for name, value in extra.items():
         env[_encoded(name)] = _encoded(value)
     return env
+
+
+def _was_given(name: bytes) -> bool:
+    """Whether this process was started with the variable; True where that cannot be seen."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            return any(entry.startswith(name + b"=") for entry in file.read().split(b"\0"))
+    except OSError:
+        return True
 
 
 def _execution(argv: Sequence[str], env: dict[bytes, bytes], cwd: str, launch_id: str) -> Execution:

@@ -6,6 +6,7 @@ import os
 import select
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from gpualert.launch import launch, start_fast
 from gpualert.records import ExitStatus, RunState
 from gpualert.rundir import RunDirectory
 from gpualert.spec import LaunchSpec
-from tests.support.launching import Host, host
+from tests.support.launching import ROOT, Host, host
 from tests.support.waiting import wait_until
 
 __all__ = ["host"]
@@ -402,3 +403,25 @@ def test_it_runs_under_every_python_of_the_floor(host: Host, version: str) -> No
     # the shell may not have set its trap yet when the signal comes, or have become sleep
     assert done.stdout.splitlines()[0] in ("STOPPED SIGTERM", "STOPPED exit 143")
     assert done.stdout.splitlines()[1] == "ended - 11"
+
+
+def test_python_s_own_locale_does_not_reach_the_child(tmp_path: Path) -> None:
+    """Started in the C locale, Python sets LC_CTYPE for itself (PEP 538); the child gets only what the caller had."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from gpualert.launch import start_fast\n"
+        "import os\n"
+        "print('ours', os.environ.get('LC_CTYPE'))\n"
+        "started = start_fast(['/usr/bin/env'])\n"
+        "os.read(started.announce, 100)\n"
+        "print(open(started.log_path).read())"
+    )
+
+    def seen(**given: str) -> str:
+        words = [sys.executable, "-c", code, str(ROOT)]
+        environment = {"HOME": str(tmp_path), "GPUALERT_ROOT": str(tmp_path / "root"), **given}
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    coerced, given = seen(), seen(LC_CTYPE="C.UTF-8")
+    assert "ours C.UTF-8" in coerced and "LC_CTYPE" not in coerced.replace("ours", "")
+    assert "LC_CTYPE=C.UTF-8" in given
