@@ -18,6 +18,8 @@ DECISIVE, STATED, TYPED, GENERIC, WEAK, ECHO = 6, 5, 4, 3, 2, 1
 #: Steps after which an error was survived: by the whole run, or by other ranks, which go on while they can.
 _SURVIVED_STEPS = 3
 _SURVIVED_STEPS_OTHER_RANKS = 40
+#: A data loader hands out what its dead worker had prepared before anybody notices.
+_IN_LOADER_WORKER = "encountered in worker"
 
 _ROLE_STRENGTH = {
     Role.DECISIVE: DECISIVE,
@@ -26,6 +28,8 @@ _ROLE_STRENGTH = {
     Role.GENERIC: GENERIC,
     Role.ECHO: ECHO,
 }
+_SUSPECTS = "echo.supposed"
+_GROUPS = {"ExceptionGroup", "BaseExceptionGroup"}
 _NETWORK_RULES = {"rendezvous.network", "peer.connection"}
 _HUB_WORDS = re.compile(
     r"(?i)https?\b|httpx|httpcore|urllib|requests\.|huggingface|\bhub\b|:443\b|curl|wget|\bs3\b|mirror"
@@ -54,6 +58,7 @@ _RANK_PACKAGES = ("torch/distributed", "torch/_C", "deepspeed/comm", "jax/_src/d
 _SHM_FRAMES = (
     "multiprocessing/synchronize",
     "multiprocessing/heap",
+    "/dev/shm",
     "multiprocessing/shared_memory",
     "torch/multiprocessing",
     "multiprocessing/resource_sharer",
@@ -119,14 +124,19 @@ def candidates_of(scan: ScanResult, rules: RuleSet) -> list[Candidate]:
 
 def _survived(item: Candidate, scan: ScanResult) -> bool:
     after = scan.progress - item.progress
-    return after >= (_SURVIVED_STEPS if item.rank is None else _SURVIVED_STEPS_OTHER_RANKS)
+    goes_on = item.rank is not None or _IN_LOADER_WORKER in item.text
+    return after >= (_SURVIVED_STEPS_OTHER_RANKS if goes_on else _SURVIVED_STEPS)
 
 
 def _from_events(scan: ScanResult, rules: RuleSet) -> list[Candidate]:
     by_line: dict[tuple[int, int], list[Event]] = {}
+    # A line that lists suspects names no culprit.
+    suspects = {event.line for event in scan.events if event.rule == _SUSPECTS}
     for event in scan.events:
         row = rules[event.rule]
         if row.role in (Role.BENIGN, Role.NOTE):
+            continue
+        if event.line in suspects and event.rule != _SUSPECTS:
             continue
         if event.trace is not None and row.role is not Role.DECISIVE:
             continue
@@ -194,11 +204,18 @@ def _from_traces(scan: ScanResult, rules: RuleSet) -> list[Candidate]:
         if not judged or any(trace["line"] in ignored for trace in chain[:1]):
             continue
         best = _root_of_chain(judged)
+        if best.failure_class is _C.DISK_FULL and "/" not in best.text and _speaks_of_shm(scan, chain[0]["line"]):
+            best = replace(best, failure_class=_C.SHM_EXHAUSTED, rule="shm.path_before")
         others = tuple(item.evidence() for item in judged if item is not best)
         # The run goes on, or not, after the last exception of a chain.
         last = max(item.progress for item in judged)
         found.append(replace(best, also=others, progress=last))
     return found
+
+
+def _speaks_of_shm(scan: ScanResult, header: int) -> bool:
+    """Whether a line right before a traceback names a file in /dev/shm: errno 28 does not tell which disk is full."""
+    return any(event.rule == "note.shm_path" and 0 < header - event.line <= 3 for event in scan.events)
 
 
 def _ignored_headers(scan: ScanResult) -> set[int]:
@@ -239,6 +256,8 @@ def _last_name(name: str) -> str:
 def _judge(trace: Mapping[str, Any], rules: RuleSet) -> Candidate | None:
     """One exception: by what it says, else by its type. None: it ends nothing (a generator's exit, exit 0)."""
     rows = [(rules[name], number, offset, text) for name, number, offset, text in trace["rules"] if name in rules]
+    suspected = {item[1] for item in rows if item[0].name == _SUSPECTS}
+    rows = [item for item in rows if item[1] not in suspected or item[0].name == _SUSPECTS]
     name = _last_name(str(trace["type"]))
     if any(row.role is Role.BENIGN for row, _, _, _ in rows):
         return None
@@ -255,6 +274,9 @@ def _judge(trace: Mapping[str, Any], rules: RuleSet) -> Candidate | None:
         progress=trace["progress"],
         trace=trace,
     )
+    if name in _GROUPS:
+        # It wraps the exceptions that follow, and says nothing itself.
+        return replace(base, failure_class=None, strength=ECHO, rule="echo.exception_group")
     stated = [item for item in rows if item[0].role in (Role.ROOT, Role.DECISIVE)]
     if stated:
         row, number, offset, text = stated[0]
@@ -315,7 +337,8 @@ def _connection(base: Candidate, trace: Mapping[str, Any]) -> Candidate:
     """A refused or broken connection: to a hub, or between ranks? The frames tell."""
     packages = trace["packages"]
     text = trace["message"]
-    if any(package.startswith(_HUB_PACKAGES) for package in packages) or "http" in text or ":443" in text:
+    said = str(trace["type"]) + " " + text
+    if any(package.startswith(_HUB_PACKAGES) for package in packages) or "http" in said or ":443" in text:
         return replace(base, failure_class=_C.HUB_NETWORK, strength=STATED, rule="hub.connection")
     if any(package.startswith(_RANK_PACKAGES) for package in packages):
         gone = "reset" in text.lower() or "broken pipe" in text.lower() or "closed" in text.lower()
@@ -338,8 +361,6 @@ def _by_frames(item: Candidate, trace: Mapping[str, Any]) -> Candidate:
         and "/" not in trace["message"].replace("/dev/shm", "")
     ):
         return replace(item, failure_class=_C.SHM_EXHAUSTED, rule="shm.semaphore")
-    if item.failure_class is _C.RENDEZVOUS and item.rule == "rendezvous.torch" and False:
-        return item
     if item.failure_class is _C.DATA_CORRUPT and item.rule in ("data.text", "exception.BadZipFile", "data.record"):
         frames = str(trace["last_frame"]) + " " + str(trace["user_frame"])
         if any(mark in frames for mark in _CHECKPOINT_FRAMES) or any("safetensors" in package for package in packages):

@@ -25,7 +25,7 @@ from gpualert.exit_facts import SIGABRT, SIGFPE, SIGHUP, SIGINT, SIGKILL, SIGSEG
 from gpualert.scan import Event, ScanResult
 from gpualert.signature import default_rules
 from gpualert.taxonomy import FailureClass, FailureDomain
-from gpualert.verdict import Classification, Evidence
+from gpualert.verdict import Alternative, Classification, Evidence
 
 __all__ = ["ExitFacts", "classify"]
 
@@ -34,6 +34,9 @@ _D = FailureDomain
 
 _BETWEEN_RANKS = re.compile(
     r"(?i)c10d|\brank\b|master|\bnode\b|gloo|tcp://|rendezvous|\bmpi|\bssh\b|store|socket\.cpp|worker"
+)
+_TOLD = re.compile(
+    r"(?i)(?:received|caught|got|handling) (?:signal )?(?:SIGTERM|signal:? 15\b)|SIGTERM (?:was )?received"
 )
 _FIRST_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 
@@ -161,6 +164,9 @@ class _Judge(Answers):
         stopped = self._stopped_early()
         if stopped is not None:
             return self._from(stopped)
+        told = self._told_to_stop()
+        if told is not None:
+            return told
         finished = self._finished_after(None)
         last_line = self.scan.tail[-1][0] if self.scan.tail else 0
         for item in self.all:
@@ -190,6 +196,21 @@ class _Judge(Answers):
             if near_end and item.strength == STATED and item.failure_class in _SHELL_CLASSES:
                 return self._from(item)
         return None
+
+    def _told_to_stop(self) -> Classification | None:
+        """Somebody sent SIGTERM, and the program stopped in order, unfinished."""
+        note = self.last_note.get("signal.term_received")
+        if note is None or _TOLD.search(note.text) is None or self._finished_after(None) is not None:
+            return None
+        if note.progress < self.scan.progress - 3 or (self.scan.tail and self.scan.tail[-1][0] - note.line > 12):
+            return None
+        return self._build(
+            _C.INTERRUPTED,
+            (self._note_evidence(note), self.exit_evidence),
+            alternatives=(
+                Alternative(_C.PREEMPTED, "SIGTERM has many senders, and no word of the scheduler was seen"),
+            ),
+        )
 
     def _in_thread(self, item: Candidate) -> bool:
         note = self.last_note.get("habit.logging_error")
@@ -409,11 +430,21 @@ class _Judge(Answers):
         nccl = [item for item in classed if item.failure_class is _C.NCCL]
         if nccl and first_death is None and not self._another_rank_died(nccl):
             return self._from(self._best_nccl(nccl))
-        cancelled = [item for item in classed if item.failure_class is _C.INTERRUPTED]
+        cancelled = [item for item in classed if item.failure_class is _C.INTERRUPTED and not self._srun_gave_up(item)]
         if cancelled:
             waiting = self._waits_in_collective(cancelled[0])
             return waiting if waiting is not None else self._from(cancelled[0])
         return None
+
+    def _srun_gave_up(self, cancel: Candidate) -> bool:
+        """srun cancels a step itself when one of its tasks exits badly: nobody interrupted it."""
+        for item in self.all:
+            if item.rule == "echo.srun" and (
+                "_step_signal: Terminating" in item.text
+                or (": Exited with exit code" in item.text and item.offset < cancel.offset)
+            ):
+                return True
+        return False
 
     def _another_rank_died(self, nccl: Sequence[Candidate]) -> bool:
         """A launcher names the first rank to fail, and it is none of those that lost a connection."""
@@ -422,12 +453,10 @@ class _Judge(Answers):
             if named is None:
                 continue
             code, rank = int(named.group(1)), int(named.group(2))
-            gone = [other for other in nccl if other.offset < item.offset]
             return (
                 code != -SIGABRT
-                and bool(gone)
-                and all(other.rule in ("gloo.peer", "store.peer_gone", "nccl.error") for other in gone)
-                and all(other.rank is not None and other.rank != rank for other in gone)
+                and all(other.rule in ("gloo.peer", "store.peer_gone", "nccl.error") for other in nccl)
+                and all(other.rank is not None and other.rank != rank for other in nccl)
             )
         return False
 

@@ -75,5 +75,6 @@ ROWS: tuple[Signature, ...] = (
        r"(?i)(?:CPU Virtual Memory|host[- _]?(?:mem(?:ory)?|ram)|\bRAM\b|system memory|cpu mem(?:ory)?|node mem(?:ory)?|\bmem(?:ory)?[ _]?(?:usage|percent|used)).{0,60}?(?:9[5-9](?:\.\d+)?|100(?:\.0+)?) ?%|percent ?= ?(?:9[5-9]|100)(?:\.\d+)?%?|(?:RAM|host memory|cpu memory|system memory)\D{0,30}(9[5-9]\d?|\d{3,4})(?:\.\d+)?\s*(?:GB|GiB|G)?\s*/\s*\d", Role.NOTE),
     _S("note.collectives_ready", ("init complete",), r"NCCL INFO comm .{0,160}Init COMPLETE", Role.NOTE),
     _S("note.first_collective", ("entering step", "entering barrier", "waiting at barrier", "waiting for all"), r"(?i)entering (?:step|iteration|barrier|all_?reduce)|waiting (?:at|in) (?:the )?barrier", Role.NOTE),
+    _S("note.shm_path", ("/dev/shm",), r"/dev/shm\b", Role.NOTE),
     _S("note.dmesg_quote", ("dmesg",), r"(?:^|\s)\$ .{0,60}dmesg|dmesg -", Role.NOTE),
 )  # fmt: skip

@@ -37,6 +37,9 @@ _NOT_MESSAGE = re.compile(
     r"\[|\{|\d{4}[-/]\d\d|[IWEF]\d{4} |[a-z][\w.-]{0,40}: |\s{0,3}\d{1,3}%|frame #|terminate called|Killed|Aborted"
     r"|Segmentation|Fatal Python|=====|-----"
 )
+#: What stands before every line of an exception group, and before its header.
+_GROUP_LINE = re.compile(r"\s{0,80}\|(?: |$)")
+_GROUP_HEADER = re.compile(r"\s{0,80}[+|] (?:Exception Group )?Traceback")
 _CAUSE = "The above exception was the direct cause of the following exception"
 _CONTEXT = "During handling of the above exception, another exception occurred"
 #: Not exceptions, although they look like one at the start of a line.
@@ -174,10 +177,18 @@ class TracebackParser:
             lead = re.match(current["lead"], body)
             if lead is not None:
                 body = body[lead.end() :]
+        if current is not None and current["group"]:
+            lead = _GROUP_LINE.match(body)
+            if lead is not None:
+                body = body[lead.end() :]
         if _HEADER in body:
             self._close(stream)
             fresh = self._start(stream, rank, number, offset, progress, len(body) - len(body.lstrip(" ")))
-            fresh["lead"] = _lead_of(line.body[: line.body.find(_HEADER)])
+            fresh["group"] = _GROUP_HEADER.match(line.body) is not None
+            if fresh["group"]:
+                fresh["indent"] = 0
+            else:
+                fresh["lead"] = _lead_of(line.body[: line.body.find(_HEADER)])
             return {"id": -1}
         if body.startswith((_CAUSE, _CONTEXT)) or _CAUSE in body or _CONTEXT in body:
             self._close(stream)
@@ -192,6 +203,7 @@ class TracebackParser:
                 current = self._start(stream, rank, number, offset, progress, max(0, len(frame.group(1)) - 2))
                 current["headerless"] = True
             current["patience"] = _PATIENCE
+            current["strangers"] = 0
             current["last_frame"] = f"{frame.group(2)}:{frame.group(3)}"
             if is_user_frame(frame.group(2)):
                 current["user_frame"] = "{}:{}{}".format(
@@ -221,6 +233,8 @@ class TracebackParser:
         indent = len(body) - len(body.lstrip(" "))
         if indent <= current["indent"]:
             stated = exception_of(body.strip(), True)
+            if stated is not None and not self._may_state(current, stated.group(1)):
+                stated = None
             if stated is not None:
                 current.update(
                     state="message",
@@ -233,12 +247,23 @@ class TracebackParser:
                     more=_MESSAGE_LINES,
                 )
                 return current
+        if "/dev/shm" in body and indent > current["indent"] and "/dev/shm" not in current["packages"]:
+            # The source of a frame tells where a file was meant to be, which errno alone does not.
+            current["packages"].append("/dev/shm")
         current["patience"] -= 1
+        if indent <= current["indent"] and body.strip():
+            current["strangers"] += 1
         if current["patience"] <= 0:
             self._close(stream)
             return None
         # Source lines are indented deeper than the header; anything else is another process's line in between.
         return {"id": -1} if indent > current["indent"] else None
+
+    @staticmethod
+    def _may_state(current: dict[str, Any], name: str) -> bool:
+        """Any word may be a class, and a warning is seldom raised: such names only right behind a frame."""
+        usual = _EXCEPTION_NAME.search(name) is not None and not name.endswith("Warning")
+        return usual or (current["frames"] > 0 and current["strangers"] == 0)
 
     def _more_message(self, current: dict[str, Any], stream: str, body: str) -> dict[str, Any] | None:
         current["more"] -= 1
@@ -287,6 +312,8 @@ class TracebackParser:
             "link": link[1] if link else None,
             "rules": [],
             "lead": "",
+            "group": False,
+            "strangers": 0,
             "packages": [],
         }
         self.open[stream] = fresh

@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 FLOORS = {
     "reference": (0.97, 0.97, 0.95),
     "genuine": (0.97, 0.97, 0.95),
+    "holdout": (0.97, 0.97, 0.95),
     "documented": (0.97, 0.97, 0.90),
     "paraphrased": (0.97, 0.97, 0.90),
     "workers": (0.97, 0.97, 0.90),
@@ -41,7 +42,7 @@ def test_causes_are_named(name: str) -> None:
 
 
 def labelled() -> Iterator[tuple[dict[str, object], bytes]]:
-    for name in ("reference", "genuine"):
+    for name in ("reference", "genuine", "holdout"):
         for line in (HERE / name / "labels.jsonl").read_text().splitlines():
             label = json.loads(line)
             yield label, (HERE / name / "logs" / f"{label['id']}.log").read_bytes()

@@ -76,6 +76,17 @@ TRAPS = {
     "deepspeed -9 with full host": (STEPS + "CPU Virtual Memory:  used = 480.5 GB, percent = 99.1%\n[ERROR] ['python'] exits with return code = -9\n", 247, C.OOM_KILLER),
     "usage text with scary flags": ("usage: t.py [--on_oom {fail}] [--nccl_timeout MIN]\nt.py: error: unrecognized arguments: --x\n", 2, C.USAGE_ERROR),
     "gc noise at the end": (STEPS + "Training completed.\nException ignored in: <function X.__del__ at 0x7f>\n" + TRACE + "TypeError: 'NoneType' object is not callable\n", 0, C.SUCCESS),
+    "shm named by the line before": (STEPS + "staging into /dev/shm/tokens.bin\n" + TRACE + "OSError: [Errno 28] No space left on device\n", 1, C.SHM_EXHAUSTED),
+    "full disk with no place named": (STEPS + TRACE + "OSError: [Errno 28] No space left on device\n", 1, C.DISK_FULL),
+    "told to stop, and obeyed": (STEPS + "[rank: 0] Received SIGTERM: 15\n", 0, C.INTERRUPTED),
+    "told to stop after the work": (STEPS + "Training completed.\n[rank: 0] Received SIGTERM: 15\n", 0, C.SUCCESS),
+    "srun ends its step after a task": ("srun: error: n2: task 1: Exited with exit code 1\nsrun: launch/slurm: _step_signal: Terminating StepId=1.0\n0: slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-01-30T22:11:11 ***\n", 143, C.UNKNOWN),
+    "a list of suspects": (STEPS + "Worker unexpectedly exits. Some common causes include: (1) the process was killed by the OOM killer due to high memory usage, (2) ray stop --force was called.\n", 1, C.UNKNOWN),
+    "task was perhaps preempted": (STEPS + "Either the leader task was preempted/died/restarted unexpectedly or this task is experiencing network issues.\n", 1, C.UNKNOWN),
+    "monitor names the process": (STEPS + "watch: no new output from pid 15 for 900s, stopping it\n", 124, C.HANG),
+    "throughput in percent": (STEPS + "ERROR throughput 48.6 samples/s is 7% of the baseline 692.9 samples/s; stopping\n", 1, C.SLOWDOWN),
+    "loader goes on with what it has": ("ERROR: Unexpected segmentation fault encountered in worker.\n" + STEPS, 1, C.SEGFAULT),
+    "exception group": ("  + Exception Group Traceback (most recent call last):\n  |   File \"/w/a.py\", line 8, in f\n  | ExceptionGroup: two (2 sub-exceptions)\n  +-+---------------- 1 ----------------\n    | Traceback (most recent call last):\n    |   File \"/w/a.py\", line 3, in g\n    | FileNotFoundError: [Errno 2] No such file or directory: 'x'\n    +------------------------------------\n", 1, C.FILE_NOT_FOUND),
     "nan that recovered": (STEPS + "step 31 | loss nan\nstep 32 | loss nan\nstep 33 | loss nan\n" + STEPS + "Training done\n", 0, C.SUCCESS),
 }  # fmt: skip
 
