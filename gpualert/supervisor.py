@@ -136,6 +136,23 @@ class Ending:
         return ending
 
 
+def _collect(pid: int) -> dict[str, float] | None:
+    """
+    Take a dead child's status, which is known already. :return: what it used; None where Python cannot tell.
+    """
+    try:
+        import resource  # noqa: F401  (wait4 needs it, and finds out only after it has taken the status)
+    except ImportError:
+        os.waitpid(pid, 0)
+        return None
+    _, _, usage = os.wait4(pid, 0)
+    return {
+        "max_rss_kib": usage.ru_maxrss,
+        "user_s": round(usage.ru_utime, 6),
+        "system_s": round(usage.ru_stime, 6),
+    }
+
+
 class Watch:
     """
     The loop over one child, for whoever keeps it: supervisor, guard, or a visitor who found both dead.
@@ -284,12 +301,7 @@ class Watch:
             ending = Ending(None, found.si_status, found.si_code == getattr(os, "CLD_DUMPED", 3))
         ending.exec_errno = self._read_exec_errno()
         self._tell(ending.to_line())
-        _, _, usage = os.wait4(self.child.pid, 0)
-        ending.rusage = {
-            "max_rss_kib": usage.ru_maxrss,
-            "user_s": round(usage.ru_utime, 6),
-            "system_s": round(usage.ru_stime, 6),
-        }
+        ending.rusage = _collect(self.child.pid)
         self._ended(ending)
 
     def _read_exec_errno(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,9 @@ atexit.register(shutil.rmtree, _airflow_home, ignore_errors=True)
 os.environ["AIRFLOW_HOME"] = _airflow_home
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["AIRFLOW__USAGE_DATA_COLLECTION__ENABLED"] = "False"
+
+# Started under nohup, all that the tests start would ignore a hang-up, and what we promise about it could not be seen.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 pytest_plugins = ["tests.support.sshd", "tests.support.machine", "tests.support.airflow_rig"]
 

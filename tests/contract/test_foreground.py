@@ -428,9 +428,10 @@ def test_ignored_hang_ups_stay_ignored(gpualert: Gpualert, tmp_path: Path) -> No
 
 
 def test_a_stopped_wrapper_and_its_command_are_continued_together(gpualert: Gpualert, tmp_path: Path) -> None:
-    """SIGTSTP without a terminal, as a batch system sends it."""
+    """SIGTSTP without a terminal, as a batch system sends it to a process group of its own."""
     script = f"echo $$ > {tmp_path}/pid; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 6"
-    process = popen(gpualert, "run", "-q", "--", "sh", "-c", script)
+    # With its parent in the same session and another group; the kernel discards SIGTSTP for an orphaned group.
+    process = popen(gpualert, "run", "-q", "--", "sh", "-c", script, preexec_fn=os.setpgrp)
     wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), DEADLINE_S, "the command runs")
     pid = int((tmp_path / "pid").read_text())
 

@@ -357,3 +357,11 @@ def proportional_kib(pid: int) -> int:
         if line.startswith("Pss:"):
             return int(line.split()[1])
     pytest.skip("this kernel does not tell proportional memory")
+
+
+def test_a_python_without_the_module_resource_still_sees_the_end(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """wait4 needs it to tell what the child used; without it that is unknown, and the status is exact."""
+    monkeypatch.setitem(sys.modules, "resource", None)
+    ended = host.run("exit 41")
+
+    assert (ended.exit, ended.witness, ended.rusage) == (ExitStatus(41, None, False), "supervisor", None)
