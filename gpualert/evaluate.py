@@ -120,7 +120,9 @@ def _compare(entry: dict[str, Any], verdict: Classification) -> Judged:
 
 def macro_f1(pairs: Sequence[tuple[str, str]]) -> float:
     """Mean F1 over the classes that occur as a label; pairs are (label, answer)."""
-    hits, missed, wrong = Counter[str](), Counter[str](), Counter[str]()
+    hits: Counter[str] = Counter()
+    missed: Counter[str] = Counter()
+    wrong: Counter[str] = Counter()
     for label, answer in pairs:
         if label == answer:
             hits[label] += 1
