@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gpualert import protocol
+from gpualert import procfs, protocol
 from gpualert.protocol import HostError
 from gpualert_provider.hooks.blocking import BlockingSession, open_session
 from gpualert_provider.hooks.errors import TransportError
@@ -68,7 +68,8 @@ def test_hello_says_who_the_host_is(kind: str, ssh_host: SshHost, target: SshTar
     """Machine and boot id tell a later follower whether it speaks to the same machine."""
     hello = greet(kind, target)
 
-    assert hello["user"] == ssh_host.username and hello["machine_id"] and hello["boot_id"] and hello["digest"]
+    assert hello["user"] == ssh_host.username and hello["boot_id"] and hello["digest"]
+    assert hello["machine_id"] == procfs.machine_id()
 
 
 def test_noisy_login_shells_do_not_disturb(kind: str, shell_account: Account, ssh_host_with: Callable[..., SshHost]):
