@@ -13,13 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.terminal import DEADLINE_S, Gpualert, Terminal, lives
+from tests.support.terminal import DEADLINE_S, Gpualert, Terminal, gpualert, lives
 from tools.rig.waiting import wait_until
 
-
-@pytest.fixture
-def gpualert(tmp_path: Path) -> Gpualert:
-    return Gpualert(tmp_path)
+__all__ = ["gpualert"]
 
 
 def launch(gpualert: Gpualert, *words: str) -> str:
@@ -406,3 +403,12 @@ def test_a_deleted_working_directory_is_named(gpualert: Gpualert, tmp_path: Path
     done = subprocess.run(words, env=gpualert.environment, capture_output=True, timeout=DEADLINE_S)
     assert done.returncode == (125 if verb == "run" else 2)
     assert b"cwd: expected a folder, found that the current one was deleted" in done.stderr
+
+
+def test_what_a_test_leaves_running_is_ended(gpualert: Gpualert, tmp_path: Path) -> None:
+    """The fixture's own promise: a failed test leaves no training behind."""
+    launch(gpualert, "--", "sh", "-c", f"trap '' TERM; echo $$ > {tmp_path}/pid; sleep 600 & sleep 600; wait")
+    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), DEADLINE_S, "the command runs")
+    gpualert.end_all()
+
+    wait_until(lambda: not lives(int((tmp_path / "pid").read_text())), DEADLINE_S, "the command is gone")

@@ -11,13 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.terminal import DEADLINE_S, Gpualert, lives, process_state
+from tests.support.terminal import DEADLINE_S, Gpualert, gpualert, lives, process_state
 from tools.rig.waiting import wait_until
 
-
-@pytest.fixture
-def gpualert(tmp_path: Path) -> Gpualert:
-    return Gpualert(tmp_path)
+__all__ = ["gpualert"]
 
 
 def popen(gpualert: Gpualert, *words: str, **changes: object) -> subprocess.Popen[bytes]:

@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.terminal import DEADLINE_S, Gpualert, Terminal, lives, process_state
+from tests.support.terminal import DEADLINE_S, Gpualert, Terminal, gpualert, lives, process_state
 from tools.rig.waiting import wait_until
 
-
-@pytest.fixture
-def gpualert(tmp_path: Path) -> Gpualert:
-    return Gpualert(tmp_path)
+__all__ = ["gpualert"]
 
 
 def on_terminal(gpualert: Gpualert, *words: str) -> Terminal:

@@ -13,9 +13,15 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
+from gpualert import procfs
+from gpualert.child import kill_tree
+from gpualert.errors import GpuAlertError
+from gpualert.rundir import RunDirectory
 from tools.rig.waiting import DidNotHappen, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,6 +74,30 @@ class Gpualert:
             return [path for path in self.run_directories() if (path / "log").exists()]
 
         return wait_until(complete, DEADLINE_S, "a run directory with a log appears")[0]
+
+    def end_all(self) -> None:
+        """What a failed test left running: keepers first, then the command's tree."""
+        for directory in self.run_directories():
+            try:
+                started = RunDirectory(str(directory)).read_started()
+            except GpuAlertError:
+                continue  # damaged on purpose
+            if started is None:
+                continue
+            child, guard = (procfs.ProcessIdentity.from_json(started[who]) for who in ("child", "guard"))
+            for who in ("guard", "supervisor"):
+                keeper = procfs.ProcessIdentity.from_json(started[who])
+                if procfs.alive(keeper):
+                    os.kill(keeper.pid, signal.SIGKILL)
+            kill_tree(child, guard, started["launch_id"], (os.getpid(),))
+
+
+@pytest.fixture
+def gpualert(tmp_path: Path) -> Iterator[Gpualert]:
+    """The command line, with a home of its own; nothing that it launched outlives the test."""
+    command_line = Gpualert(tmp_path)
+    yield command_line
+    command_line.end_all()
 
 
 class Terminal:
