@@ -244,7 +244,7 @@ def judge_clock(now: float, synchronised: bool | None) -> Finding:
 
 
 def judge_limits(limits: Mapping[str, int | None]) -> Finding:
-    """:param limits: soft limits of this session by their name in ``ulimit``; None means unlimited."""
+    """:param limits: soft limits of the login session by their name in ``ulimit``; None means unlimited."""
     text = ", ".join(f"{name} {'unlimited' if value is None else value}" for name, value in limits.items())
 
     def below(name: str, wanted: int) -> bool:

@@ -60,7 +60,7 @@ class LoginFacts:
 
     @property
     def killed_at_logout(self) -> bool | None:
-        """Processes of this session end at logout, a training among them; None when the setting is not known."""
+        """Processes of the login session end at logout, a training among them; None when the setting is not known."""
         if self.kill_excluded or self.in_session_scope is False:
             return False
         return self.kill_user_processes

@@ -264,7 +264,7 @@ class BlockingSession:
                 if not isinstance(event, protocol.ArchiveWanted):
                     return event
             if self._closed:
-                raise TransportError("dropped", f"{self.target.peer}: this session was closed.")
+                raise TransportError("dropped", f"{self.target.peer}: the session was closed.")
             try:
                 self._flush()
             except TransportError:

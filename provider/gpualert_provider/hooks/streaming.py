@@ -234,7 +234,7 @@ class StreamingSession:
                 if not isinstance(event, protocol.ArchiveWanted):
                     return event
             if self._closed or self._process is None:
-                raise TransportError("dropped", f"{self.target.peer}: this session was closed.")
+                raise TransportError("dropped", f"{self.target.peer}: the session was closed.")
             try:
                 await self._flush()
             except TransportError:
