@@ -18,8 +18,11 @@ os.environ["AIRFLOW_HOME"] = _airflow_home
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["AIRFLOW__USAGE_DATA_COLLECTION__ENABLED"] = "False"
 
-# Started under nohup, all that the tests start would ignore a hang-up, and what we promise about it could not be seen.
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# Started under nohup or as a script's background job, all that the tests start would ignore these signals, and what is
+# promised about them could not be seen.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number is signal.SIGINT else signal.SIG_DFL)
 
 pytest_plugins = ["tests.support.sshd", "tests.support.machine", "tests.support.airflow_rig"]
 
