@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from gpualert import protocol
-from gpualert.protocol import Closed, Conversation, Event, Frame, Hello, NotOurs
+from gpualert.protocol import Conversation, Event, Frame, Hello
 from gpualert_provider.hooks import errors, talk
 from gpualert_provider.hooks.errors import TransportError
 from gpualert_provider.hooks.local_link import LocalLink
@@ -184,7 +184,7 @@ class BlockingSession:
                     if tick_s is not None:
                         yield talk.TICK
                     continue
-                frame = self._frame(event)
+                frame = talk.frame_of(event, self.target.peer)
                 finished = frame.type in ("ended", "error")
                 if frame.type == "error":
                     raise protocol.HostError.from_frame(frame.header)
@@ -226,7 +226,7 @@ class BlockingSession:
             raise talk.no_greeting(self.target.peer, self._conversation.printed, limit_s)
         if isinstance(event, Hello):
             return event.header
-        raise self._over(event)
+        raise talk.not_a_frame(event, self.target.peer)
 
     def _answer(self, request: Mapping[str, Any], timeout_s: float | None) -> Frame:
         limit_s = timeout_s if timeout_s is not None else talk.patience(request, self.target.command_timeout_s)
@@ -236,19 +236,9 @@ class BlockingSession:
             event = self._next(left)
             if event is None:
                 raise errors.timed_out(self.target.peer, f"the answer to {request['type']!r}", limit_s)
-            found = talk.answer(self._frame(event))
+            found = talk.answer(talk.frame_of(event, self.target.peer))
             if found is not None:
                 return found
-
-    def _frame(self, event: Event) -> Frame:
-        if isinstance(event, Frame):
-            return event
-        raise self._over(event)
-
-    def _over(self, event: Event) -> Exception:
-        if isinstance(event, (NotOurs, Closed)):
-            return talk.failed_start(event, self.target.peer)
-        return TransportError("protocol", f"{self.target.peer}: expected an answer, found {type(event).__name__}")
 
     def _flush(self) -> None:
         data = self._conversation.data_to_send()

@@ -16,7 +16,7 @@ from typing import Any
 import asyncssh
 
 from gpualert import protocol
-from gpualert.protocol import Closed, Conversation, Event, Frame, Hello, NotOurs
+from gpualert.protocol import Conversation, Event, Frame, Hello
 from gpualert_provider.hooks import connections, errors, talk
 from gpualert_provider.hooks.errors import TransportError
 from gpualert_provider.hooks.target import SshTarget
@@ -106,7 +106,7 @@ class StreamingSession:
                 if tick_s is not None:
                     yield talk.TICK
                 continue
-            frame = self._frame(event)
+            frame = talk.frame_of(event, self.target.peer)
             if frame.type == "error":
                 raise protocol.HostError.from_frame(frame.header)
             yield frame
@@ -177,7 +177,7 @@ class StreamingSession:
         if event is None:
             raise talk.no_greeting(target.peer, self._conversation.printed, target.command_timeout_s)
         if not isinstance(event, Hello):
-            raise self._over(event)
+            raise talk.not_a_frame(event, self.target.peer)
         self.hello = event.header
 
     async def _drain_stderr(self, process: asyncssh.SSHClientProcess[bytes]) -> None:
@@ -195,19 +195,9 @@ class StreamingSession:
             event = await self._next(None if end is None else max(0.0, end - time.monotonic()))
             if event is None:
                 raise errors.timed_out(self.target.peer, f"the answer to {request['type']!r}", limit_s)
-            found = talk.answer(self._frame(event))
+            found = talk.answer(talk.frame_of(event, self.target.peer))
             if found is not None:
                 return found
-
-    def _frame(self, event: Event) -> Frame:
-        if isinstance(event, Frame):
-            return event
-        raise self._over(event)
-
-    def _over(self, event: Event) -> Exception:
-        if isinstance(event, (NotOurs, Closed)):
-            return talk.failed_start(event, self.target.peer)
-        return TransportError("protocol", f"{self.target.peer}: expected an answer, found {type(event).__name__}")
 
     async def _flush(self) -> None:
         data = self._conversation.data_to_send()

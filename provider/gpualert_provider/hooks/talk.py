@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpualert.protocol import Closed, Frame, HostError, NotOurs
+from gpualert.protocol import Closed, Event, Frame, HostError, NotOurs
 from gpualert_provider.hooks.errors import TransportError
 
 #: Frames that come by themselves while a launch is followed; no request waits for one of them.
@@ -35,6 +35,20 @@ def failed_start(event: NotOurs | Closed, peer: str) -> TransportError | HostErr
     if event.kind == "protocol":
         return TransportError("protocol", f"{peer}: {event.message}", details)
     return HostError(event.kind, f"{peer}: {event.message}", {"printed": event.printed} if event.printed else None)
+
+
+def frame_of(event: Event, peer: str) -> Frame:
+    """The event, which has to be a frame. :raises TransportError, HostError: it is something else."""
+    if isinstance(event, Frame):
+        return event
+    raise not_a_frame(event, peer)
+
+
+def not_a_frame(event: Event, peer: str) -> Exception:
+    """The error to raise where something else than an answer came."""
+    if isinstance(event, (NotOurs, Closed)):
+        return failed_start(event, peer)
+    return TransportError("protocol", f"{peer}: expected an answer, found {type(event).__name__}")
 
 
 def no_greeting(peer: str, printed: str, limit_s: float | None) -> TransportError:
