@@ -10,6 +10,7 @@ import pytest
 
 from gpualert import procfs
 from gpualert.procfs import ProcessIdentity
+from tests.support.waiting import wait_until
 
 
 def mine(**change: object) -> ProcessIdentity:
@@ -73,7 +74,8 @@ def test_a_signal_reaches_one_process_not_its_pids_next_owner() -> None:
 def test_the_tag_is_read_from_the_environment() -> None:
     process = subprocess.Popen(["sleep", "60"], env={procfs.TAG: "x.1"})
     try:
-        assert procfs.is_tagged(process.pid, "x.1")
+        # Popen returns a moment before the kernel shows the new program's environment.
+        wait_until(lambda: procfs.is_tagged(process.pid, "x.1"), deadline_s=10, what="the tag to be seen")
         assert not procfs.is_tagged(process.pid, "x.11")
         assert not procfs.is_tagged(process.pid, ".1")
     finally:
