@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import gzip
-import re
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import IO, Any, Union
 
 from gpualert.classify import ExitFacts, classify
 from gpualert.errors import GpuAlertError
+from gpualert.rank_files import traceback_of
 from gpualert.scan import Scanner, ScanResult
+from gpualert.several import first_cause, time_of
 from gpualert.signature import RuleSet
-from gpualert.taxonomy import FailureClass
-from gpualert.verdict import Alternative, Classification
+from gpualert.verdict import Classification
 
 _CHUNK_BYTES = 1 << 20
 
@@ -92,10 +91,15 @@ class _Joined:
 
 
 def scan_source(source: Source, rules: RuleSet | None = None) -> ScanResult:
-    """Scan one log to its end."""
+    """
+    Scan one log to its end. A rank's error file, as ``torch.distributed.elastic`` writes it, is read for the traceback
+    that it holds; lines are then counted in that.
+    """
     scanner = Scanner(rules)
+    first = True
     for chunk in read_chunks(source):
-        scanner.feed(chunk)
+        scanner.feed((traceback_of(chunk) or chunk) if first and len(chunk) < _CHUNK_BYTES else chunk)
+        first = False
     return scanner.finish()
 
 
@@ -122,39 +126,5 @@ def classify_together(
     all of them carry one, else in the order given. A file that only echoes another rank's end is never the root.
     """
     exit_facts = ExitFacts(code=code, signal=signal)
-    judged = []
-    for source in sources:
-        verdict = classify(exit_facts, scan_source(source, rules))
-        judged.append((source, verdict.with_source(source)))
-    causes = [item for item in judged if not _is_echo(item[1])]
-    pool = causes or [item for item in judged if item[1].failure_class is not FailureClass.UNKNOWN] or judged
-    pool = [item for item in pool if item[1].failure_class is not FailureClass.SUCCESS] or pool
-    times = [_time_of(verdict) for _, verdict in pool]
-    if all(time is not None for time in times):
-        pool = [item for _, item in sorted(zip(times, pool), key=lambda pair: str(pair[0]))]
-    chosen_source, chosen = pool[0]
-    others = tuple(
-        Alternative(verdict.failure_class, f"in {source}, which is not where it began", verdict.root)
-        for source, verdict in judged
-        if source != chosen_source and verdict.failure_class is not chosen.failure_class
-    )
-    echoes = tuple(verdict.root for source, verdict in judged if source != chosen_source and verdict.root is not None)
-    return replace(chosen, alternatives=(others + chosen.alternatives)[:6], cascade=(chosen.cascade + echoes)[:6])
-
-
-def _is_echo(verdict: Classification) -> bool:
-    if verdict.failure_class in (FailureClass.UNKNOWN, FailureClass.SUCCESS, FailureClass.NCCL):
-        return True
-    return verdict.root is None or verdict.root.source == "exit"
-
-
-_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T _](\d\d:\d\d:\d\d(?:[.,]\d+)?)|\[?[EWIF](\d{4} \d\d:\d\d:\d\d\.\d+)")
-
-
-def _time_of(verdict: Classification) -> str | None:
-    if verdict.root is None:
-        return None
-    found = _TIME.search(verdict.root.text)
-    if found is None:
-        return None
-    return f"{found.group(1)} {found.group(2)}" if found.group(1) else found.group(3)
+    judged = [(source, classify(exit_facts, scan_source(source, rules)).with_source(source)) for source in sources]
+    return first_cause([(source, verdict, time_of(verdict)) for source, verdict in judged])

@@ -18,6 +18,7 @@ from gpualert.logfile import LogReader, TimeIndex
 from gpualert.rundir import FORMAT_VERSION, RunDirectory, encode_json, replace, write_once
 
 if TYPE_CHECKING:
+    from gpualert.rank_files import RankFile
     from gpualert.scan import ScanResult
     from gpualert.verdict import Classification, Evidence
 
@@ -238,6 +239,7 @@ def judge(directory: RunDirectory, scan: ScanResult, before_cut: ScanResult | No
     :raises RunDirectoryError: the facts cannot be read.
     """
     from gpualert.classify import ExitFacts, classify
+    from gpualert.several import only_echoes, with_rank_files
     from gpualert.taxonomy import FailureClass
 
     record = records.read(directory.path)
@@ -251,10 +253,23 @@ def judge(directory: RunDirectory, scan: ScanResult, before_cut: ScanResult | No
         exec_errno=record.exec_errno,
     )
     verdict = classify(facts, scan)
+    if not facts.succeeded and only_echoes(verdict):
+        verdict = with_rank_files(verdict, _rank_files(directory, record, scan), facts, scan.rules)
     if before_cut is None or verdict.failure_class is not FailureClass.UNKNOWN:
         return verdict
     earlier = classify(facts, before_cut)
     return verdict if earlier.failure_class is FailureClass.UNKNOWN else _of_lost_bytes(earlier)
+
+
+def _rank_files(directory: RunDirectory, record: records.RunRecord, scan: ScanResult) -> list[RankFile]:
+    """What the ranks of this launch left in files of their own."""
+    from gpualert.rank_files import log_dir_of, read_rank_files
+
+    spec = directory.read_spec() or {}
+    command = spec.get("command") or ""
+    text = command if isinstance(command, str) else " ".join(map(str, command))
+    log_dir = log_dir_of(text, os.path.expanduser(spec.get("cwd") or "~"), spec.get("env") or {})
+    return read_rank_files(scan, record.created_at, log_dir)
 
 
 def _of_lost_bytes(verdict: Classification) -> Classification:

@@ -76,5 +76,7 @@ ROWS: tuple[Signature, ...] = (
     _S("note.collectives_ready", ("init complete",), r"NCCL INFO comm .{0,160}Init COMPLETE", Role.NOTE),
     _S("note.first_collective", ("entering step", "entering barrier", "waiting at barrier", "waiting for all"), r"(?i)entering (?:step|iteration|barrier|all_?reduce)|waiting (?:at|in) (?:the )?barrier", Role.NOTE),
     _S("note.shm_path", ("/dev/shm",), r"/dev/shm\b", Role.NOTE),
+    _S("note.error_file", ("error_file", "reply file", "error file"), r"(?:error_file\s*:|(?:reply|error)[ _]file(?: to)?:?)\s*\(?/\S{1,1000}\.json\b", Role.NOTE, proves_not="It names where a rank may have left its traceback."),
+    _S("note.slurm_job", ("srun: job", "submitted batch job", "granted job allocation"), r"srun: job \d+|[Ss]ubmitted batch job \d+|Granted job allocation \d+", Role.NOTE, proves_not="It names the job whose state a scheduler can be asked for."),
     _S("note.dmesg_quote", ("dmesg",), r"(?:^|\s)\$ .{0,60}dmesg|dmesg -", Role.NOTE),
 )  # fmt: skip

@@ -217,3 +217,32 @@ def test_a_launch_by_hand_can_be_observed_by_hand(host: Host, tmp_path: Path) ->
     record = host.run(["sh", "-c", "echo 'MemoryError'; exit 1"])
     observer.main(record.run_directory)
     assert verdict(record)["failure_class"] == "ram_oom"
+
+
+#: What torchrun 2.13 leaves and prints for ``--redirects 3 --log-dir logs`` when rank 1 fails: its log names no cause.
+REDIRECTED = """\
+mkdir -p logs/none_x/attempt_0/0 logs/none_x/attempt_0/1
+: torchrun --redirects 3 --log-dir logs train.py
+echo "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer \\
+[127.0.0.1]:36543" > logs/none_x/attempt_0/0/stderr.log
+printf '%s\\n' '[rank1]: Traceback (most recent call last):' '[rank1]:   File "/srv/t.py", line 9, in <module>' \\
+    "[rank1]: FileNotFoundError: [Errno 2] No such file or directory: '/data/shard.bin'" \\
+    > logs/none_x/attempt_0/1/stderr.log
+echo "E1201 api.py:1002] failed (exitcode: 1) local_rank: 1 (pid: 7709) of binary: /usr/bin/python"
+echo "  error_file: <N/A>"
+exit 1
+"""
+
+
+def test_a_cause_that_only_a_rank_s_own_log_holds_is_found(host: Host, tmp_path: Path) -> None:
+    """torchrun with redirected ranks prints only that rank 1 failed."""
+    record = host.launch(REDIRECTED, cwd=str(tmp_path))
+    host.end(record)
+
+    found = verdict(record)
+
+    assert found["failure_class"] == "file_not_found"
+    root = found["evidence"][0]
+    assert root["source"] == str(tmp_path / "logs/none_x/attempt_0/1/stderr.log")
+    assert (root["rank"], root["line"]) == (1, 3)
+    assert any("local_rank: 1" in item["text"] for item in found["cascade"])
