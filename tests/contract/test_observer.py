@@ -239,10 +239,10 @@ def test_a_cause_that_only_a_rank_s_own_log_holds_is_found(host: Host, tmp_path:
     record = host.launch(REDIRECTED, cwd=str(tmp_path))
     host.end(record)
 
-    found = verdict(record)
+    found = report.build(record.run_directory)
 
-    assert found["failure_class"] == "file_not_found"
-    root = found["evidence"][0]
+    assert found.failure_class == "file_not_found"
+    root = found.evidence[0]
     assert root["source"] == str(tmp_path / "logs/none_x/attempt_0/1/stderr.log")
     assert (root["rank"], root["line"]) == (1, 3)
-    assert any("local_rank: 1" in item["text"] for item in found["cascade"])
+    assert any("local_rank: 1" in item["text"] for item in found.cascade)
