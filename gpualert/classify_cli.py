@@ -176,14 +176,14 @@ def _paragraph(verdict: Classification, explain: bool) -> str:
         lines.append("  warning " + warning)
     if verdict.advice:
         lines.append("  advice  " + verdict.advice)
+    if verdict.not_seen and (explain or verdict.failure_class.value == "unknown"):
+        lines.append("  unseen  " + ", ".join(verdict.not_seen))
     if explain:
         for item in verdict.cascade:
             lines.append("  then    " + _line(item))
         for other in verdict.alternatives:
             where = "" if other.evidence is None else "  [" + _line(other.evidence, 100) + "]"
             lines.append(f"  not     {other.failure_class.value}: {other.reason}{where}")
-        if verdict.not_seen:
-            lines.append("  unseen  " + ", ".join(verdict.not_seen))
     return "\n".join(lines)
 
 

@@ -445,7 +445,7 @@ CLASS_FACTS: Mapping[FailureClass, ClassFacts] = {
         _D.UNKNOWN,
         _R.ONCE,
         _R.ONCE,
-        "See what was not available (not_seen) and make one of it available for the next run.",
+        "Read the last lines; then make what could not be looked at available for the next run.",
     ),
     _C.SUCCESS: ClassFacts(
         "It finished; error-looking text is benign or recovered.",

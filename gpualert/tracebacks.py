@@ -93,6 +93,8 @@ _NOT_EXCEPTIONS = {
     "Job",
     "Hint",
 }
+#: Old exceptions of C modules: ``socket.gaierror``, ``zlib.error``, ``cv2.error``.
+_LOWER_CASE = {"error", "gaierror", "herror", "timeout"}
 _LIBRARY_PATHS = (
     "site-packages",
     "dist-packages",
@@ -135,7 +137,7 @@ def exception_of(body: str, in_traceback: bool) -> re.Match[str] | None:
     # Any class may be raised: accept CamelCase with a message, or a dotted name, but no word of prose.
     if match.group(2) is not None and (last[:1].isupper() and any(c.islower() for c in last)) and " " not in last:
         return match
-    if "." in name and last[:1].isupper():
+    if "." in name and (last[:1].isupper() or last in _LOWER_CASE):
         return match
     return None
 
