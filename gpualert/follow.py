@@ -7,6 +7,7 @@ running nothing comes twice.
 
 from __future__ import annotations
 
+import _thread
 import time
 from typing import Any, Callable, Iterator
 
@@ -26,6 +27,8 @@ LONGEST_DELAY_S = 0.5
 STATE_EVERY_S = 1.0
 BEAT_EVERY_S = 10.0
 ACK_EVERY_S = 1.0
+#: An outcome that is there in so short a time is not asked for twice.
+_REPORT_PATIENCE_S = 0.02
 #: How long the end may wait for what the child left running to be ended too (10 s of grace, 5 s of killing): whoever is
 #: told of the end may start the next training on the same GPU.
 TREE_WAIT_S = 16.0
@@ -33,7 +36,7 @@ TREE_WAIT_S = 16.0
 
 class Follower:
     """
-    Gives the contents of frames, whenever asked; it never waits (but for the verdict, at the end).
+    Gives the contents of frames, whenever asked; it never waits.
 
     :param position: (generation, offset) of the first byte wanted; None: what the last follower acknowledged, else the
         log's first byte.
@@ -54,7 +57,7 @@ class Follower:
     ) -> None:
         self._files = RunDirectory(run_directory)
         self._epoch = epoch
-        self._verdict_wait_s = verdict_wait_s
+        self._report = _Report(self._files.path, verdict_wait_s)
         self._clock = clock
         self._monotonic = monotonic
         self.record: RunRecord = records.read(run_directory)
@@ -95,10 +98,11 @@ class Follower:
         """(generation, offset) behind the last byte that :meth:`poll` gave."""
         return self._sent
 
-    def poll(self) -> list[tuple[dict[str, Any], bytes]]:
+    def poll(self, max_bytes: int = BATCH_BYTES) -> list[tuple[dict[str, Any], bytes]]:
         """
-        What is new, in order: ``state``, ``gap`` and ``log``, ``beat``, ``ended``; of log, at most about
-        :data:`BATCH_BYTES`.
+        What is new, in order: ``state``, ``gap`` and ``log``, ``beat``, ``ended``.
+
+        :param max_bytes: of log, at most so much; 0 for none now.
 
         ``delay_s`` then says when to ask again; ``finished``, whether ``ended`` was given.
         """
@@ -107,11 +111,11 @@ class Follower:
             return messages
         now = self._monotonic()
         self._look(now, messages)
-        self._read_log(messages)
-        if not messages and self._all_is_read(now):
-            # Not in the same batch as the last bytes of the log, which need not wait for the verdict.
-            outcome = report.build(self._files.path, verdict_wait_s=self._verdict_wait_s)
-            messages.append(({"type": "ended", "outcome": outcome.to_json()}, b""))
+        self._read_log(messages, max_bytes)
+        # Not in the same batch as the last bytes of the log, which need not wait for the verdict.
+        outcome = self._report.outcome() if not messages and self._all_is_read(now) else None
+        if outcome is not None:
+            messages.append(({"type": "ended", "outcome": outcome}, b""))
             self.finished = True
         elif messages:
             self._beat_at = now
@@ -186,11 +190,11 @@ class Follower:
 
     # ---- log
 
-    def _read_log(self, messages: list[tuple[dict[str, Any], bytes]]) -> None:
+    def _read_log(self, messages: list[tuple[dict[str, Any], bytes]], max_bytes: int) -> None:
         was_caught_up, self._caught_up = self._caught_up, False
         total = 0
-        while total < BATCH_BYTES:
-            chunks = self._reader.read(CHUNK_BYTES)
+        while total < max_bytes:
+            chunks = self._reader.read(min(CHUNK_BYTES, max_bytes - total))
             if not chunks:
                 self._caught_up = self._ever_caught_up = True
                 return
@@ -265,6 +269,42 @@ class Follower:
             self.delay_s = SHORTEST_DELAY_S
         else:
             self.delay_s = min(LONGEST_DELAY_S, max(SHORTEST_DELAY_S, self.delay_s * 1.5))
+
+
+class _Report:
+    """
+    The outcome, built beside whoever follows: it may have to wait for the observer, or to scan the log itself, and one
+    launch's end must not hold up its neighbours' lines.
+    """
+
+    def __init__(self, path: str, verdict_wait_s: float) -> None:
+        self._path = path
+        self._verdict_wait_s = verdict_wait_s
+        self._begun = False
+        self._done = _thread.allocate_lock()
+        self._found: dict[str, Any] | None = None
+        self._error: BaseException | None = None
+
+    def outcome(self) -> dict[str, Any] | None:
+        """None as long as it is being built. Raises what building it raised."""
+        if not self._begun:
+            self._begun = True
+            self._done.acquire()
+            _thread.start_new_thread(self._build, ())
+        if not self._done.acquire(timeout=_REPORT_PATIENCE_S):
+            return None
+        self._done.release()
+        if self._error is not None:
+            raise self._error
+        return self._found
+
+    def _build(self) -> None:
+        try:
+            self._found = report.build(self._path, verdict_wait_s=self._verdict_wait_s).to_json()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.release()
 
 
 def current_generation(record: RunRecord, index: TimeIndex, known: int) -> int:

@@ -75,6 +75,15 @@ class Frame:
     def type(self) -> str:
         return str(self.header["type"])
 
+    @property
+    def stream(self) -> int:
+        """
+        Which of the channel's conversations it belongs to. Each has its own requests, answers and followed launch; a
+        client that has only one says nothing, which is stream 0.
+        """
+        number = self.header.get("stream", 0)
+        return number if type(number) is int else 0
+
 
 @dataclass(frozen=True)
 class Hello:
@@ -477,14 +486,32 @@ def inspect_request(*, key: LaunchKey | None = None, launch_id: str | None = Non
 
 
 def follow_request(
-    launch_id: str, *, from_: str | Mapping[str, int] = "ack", attach: bool = True, who: str = ""
+    launch_id: str,
+    *,
+    from_: str | Mapping[str, int] = "ack",
+    attach: bool = True,
+    who: str = "",
+    window_bytes: int | None = None,
 ) -> dict[str, Any]:
     """
     :param from_: ``ack`` (what was last acknowledged) or {generation, offset}.
     :param attach: raise the epoch: earlier followers may no longer stop the launch.
+    :param window_bytes: so much of the log may be on its way; more is sent for each :func:`credit_message`. None: as
+        much as the channel takes.
     """
     where = from_ if isinstance(from_, str) else dict(from_)
-    return {"type": "follow", "launch_id": launch_id, "from": where, "attach": attach, "who": who}
+    request = {"type": "follow", "launch_id": launch_id, "from": where, "attach": attach, "who": who}
+    return request if window_bytes is None else {**request, "window_bytes": window_bytes}
+
+
+def credit_message(size_bytes: int) -> dict[str, Any]:
+    """So many more bytes of the followed log may be sent."""
+    return {"type": "credit", "bytes": size_bytes}
+
+
+def on_stream(request: Mapping[str, Any], stream: int) -> dict[str, Any]:
+    """The request as one of a conversation that shares its channel with others; the answers carry the number too."""
+    return {**request, "stream": stream}
 
 
 def ack_message(generation: int, offset: int, *, ended: bool = False) -> dict[str, Any]:

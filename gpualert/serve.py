@@ -1,4 +1,8 @@
-"""The host's end of the protocol: one request after another on one channel, until the client hangs up.
+"""The host's end of the protocol: requests on one channel, until the client hangs up.
+
+A channel carries one conversation, or many side by side (streams), each with the launch that it follows: a triggerer
+watches all of a host's launches through one. No stream can hold up another: logs are sent in turns and only as far as
+the client has given credit, and what has to wait waits in a thread of its own.
 
 Nothing that was launched depends on this process. Every failure becomes an ``error`` frame with a kind; the end of the
 channel is no failure at all.
@@ -7,8 +11,10 @@ channel is no failure at all.
 from __future__ import annotations
 
 import _signal
+import _thread
 import os
 import sys
+import time
 from typing import Any, Callable, Iterator, Mapping
 
 from gpualert import __version__
@@ -29,6 +35,11 @@ if TYPE_CHECKING:
     from gpualert.follow import Follower
     from gpualert.records import RunRecord
 
+#: Bytes of one launch's log that are sent before others have their turn.
+_TURN_BYTES = 128 * 1024
+#: Requests that may have to wait. On a stream of its own each waits beside the others; a launch does not, since it
+#: forks.
+_MAY_WAIT = frozenset({"stop", "report", "doctor", "clean", "list", "read"})
 #: Records in one frame of a list; the frame stays far below the limit whatever they hold.
 _RECORDS_PER_FRAME = 100
 
@@ -57,6 +68,7 @@ class Channel:
         self._decoder = Decoder(MAX_REQUEST_BYTES)
         self._waiting: list[Frame] = []
         self._ended = False
+        self._sending = _thread.allocate_lock()
         self._feed(early)
 
     def next(self) -> Frame:
@@ -74,9 +86,10 @@ class Channel:
             self._read()
         return self._waiting.pop(0)
 
-    def waiting(self, timeout_s: float) -> bool:
+    def waiting(self, timeout_s: float | None) -> bool:
         """
-        Whether :meth:`next` has something to return (or to raise) without waiting; looks for at most ``timeout_s``.
+        Whether :meth:`next` has something to return (or to raise) without waiting; looks for at most ``timeout_s``,
+        or as long as it takes.
         """
         import select
 
@@ -94,11 +107,12 @@ class Channel:
         :raises HungUp: nobody will ever read.
         """
         data = memoryview(encode(Frame(header, payload), MAX_JSON_BYTES))
-        try:
-            while data:
-                data = data[os.write(self._stdout, data) :]
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise HungUp from error
+        with self._sending:
+            try:
+                while data:
+                    data = data[os.write(self._stdout, data) :]
+            except (BrokenPipeError, ConnectionResetError) as error:
+                raise HungUp from error
 
     def _read(self) -> None:
         try:
@@ -114,6 +128,40 @@ class Channel:
         self._waiting += self._decoder.feed(data)
 
 
+class Stream:
+    """
+    One conversation of a channel.
+
+    :ivar follower: of the launch that it follows, or followed last (an acknowledgement may come after the end).
+    :ivar credit_bytes: how much of its log may still be sent; None: as much as the channel takes.
+    :ivar due_at: monotonic seconds of its next turn.
+    """
+
+    __slots__ = ("credit_bytes", "due_at", "follower", "number", "streaming")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.follower: Follower | None = None
+        self.streaming = False
+        self.credit_bytes: int | None = None
+        self.due_at = 0.0
+
+    @property
+    def may_send(self) -> bool:
+        """It follows a launch, and the client has room for some of its log."""
+        return self.streaming and (self.credit_bytes is None or self.credit_bytes > 0)
+
+    def leave(self) -> None:
+        """Stop following. What was acknowledged is kept."""
+        self.streaming = False
+        follower, self.follower = self.follower, None
+        if follower is not None:
+            try:
+                follower.save_acknowledged()
+            finally:
+                follower.close()
+
+
 class Server:
     """
     Answers requests.
@@ -126,9 +174,11 @@ class Server:
         self._channel = channel
         self._facts = facts
         self._root = root
-        self._followed: Follower | None = None
+        self._streams: dict[int, Stream] = {}
         self._verbs: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "ack": self._acknowledge,
+            "credit": self._credit,
+            "detach": self._detach,
             "launch": self._launch,
             "inspect": self._inspect,
             "follow": self._follow,
@@ -143,47 +193,98 @@ class Server:
     def run(self) -> int:
         """Serve until the client hangs up. The return value is an exit status: 0, or 1 when the stream was broken."""
         try:
-            self._guarded("hello", self._hello)
+            self._guarded({"type": "hello"}, self._hello)
             while True:
-                self.answer(self._channel.next())
+                # What the client has to say goes first: a detach must not wait for the end of a flood.
+                while self._channel.waiting(self._pause_s()):
+                    self.answer(self._channel.next())
+                self._take_turns()
         except HungUp:
             return 0
         except ProtocolError as error:
             try:
-                self._send_error("protocol", str(error))
+                self._send_error({}, "protocol", str(error))
             except HungUp:
                 pass
             return 1
+        finally:
+            for stream in self._streams.values():
+                stream.leave()
 
     def answer(self, request: Frame) -> None:
-        """One request, to its last reply."""
-        if request.type == "detach":
-            return  # sent before the client saw that what it followed has ended
+        """One request, to its last reply; one that may wait, beside whatever else there is to do."""
+        header = _Fields(request.header)
         verb = self._verbs.get(request.type)
         if verb is None:
             known = ", ".join(sorted(self._verbs))
-            self._send_error("protocol", f"request: expected one of {known}, found {request.type[:100]!r}")
+            self._send_error(header, "protocol", f"request: expected one of {known}, found {request.type[:100]!r}")
+        elif request.stream and request.type in _MAY_WAIT:
+            _thread.start_new_thread(self._beside, (header, verb))
         else:
-            self._guarded(request.type, lambda: verb(_Fields(request.header)))
+            self._guarded(header, lambda: verb(header))
 
-    def _guarded(self, what: str, act: Callable[[], None]) -> None:
+    def _beside(self, request: Mapping[str, Any], verb: Callable[[Mapping[str, Any]], None]) -> None:
+        try:
+            self._guarded(request, lambda: verb(request))
+        except HungUp:
+            pass  # whoever reads the channel meets the same
+
+    def _guarded(self, request: Mapping[str, Any], act: Callable[[], None]) -> None:
         try:
             act()
         except (HungUp, SystemExit, KeyboardInterrupt):
             raise
         except GpuAlertError as error:
-            self._send_error(error.kind, str(error), getattr(error, "details", None))
+            self._send_error(request, error.kind, str(error), getattr(error, "details", None))
         except Exception as error:
-            self._send_internal(what, error)
+            self._send_internal(request, error)
 
-    def _send_internal(self, what: str, error: Exception) -> None:
+    def _reply(self, request: Mapping[str, Any], header: Mapping[str, Any], payload: bytes = b"") -> None:
+        number = request.get("stream")
+        self._channel.send({**header, "stream": number} if number else header, payload)
+
+    def _send_internal(self, request: Mapping[str, Any], error: Exception) -> None:
         import traceback
 
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        self._send_error("internal", f"{what}: {type(error).__name__}: {error}"[:2000], {"traceback": text[-4000:]})
+        said = f"{request.get('type')}: {type(error).__name__}: {error}"[:2000]
+        self._send_error(request, "internal", said, {"traceback": text[-4000:]})
 
-    def _send_error(self, kind: str, message: str, details: Mapping[str, Any] | None = None) -> None:
-        self._channel.send({"type": "error", "kind": kind, "message": message, "details": dict(details or {})})
+    def _send_error(
+        self, request: Mapping[str, Any], kind: str, message: str, details: Mapping[str, Any] | None = None
+    ) -> None:
+        self._reply(request, {"type": "error", "kind": kind, "message": message, "details": dict(details or {})})
+
+    # ---- followed launches
+
+    def _pause_s(self) -> float | None:
+        """How long there is nothing to send; None: until the client says something."""
+        due = [stream.due_at for stream in self._streams.values() if stream.may_send]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _take_turns(self) -> None:
+        """Each followed launch says what is new, a bounded piece at a time."""
+        now = time.monotonic()
+        for stream in [stream for stream in self._streams.values() if stream.may_send and stream.due_at <= now]:
+            address = {"type": "follow", "stream": stream.number}
+            self._guarded(address, lambda stream=stream, address=address: self._take_turn(stream, address))  # type: ignore[misc]
+
+    def _take_turn(self, stream: Stream, address: Mapping[str, Any]) -> None:
+        follower = stream.follower
+        assert follower is not None
+        room = _TURN_BYTES if stream.credit_bytes is None else min(_TURN_BYTES, stream.credit_bytes)
+        try:
+            messages = follower.poll(room)
+        except BaseException:
+            stream.leave()  # the error is the last word about it
+            raise
+        stream.due_at = time.monotonic() + follower.delay_s
+        for header, payload in messages:
+            if stream.credit_bytes is not None:
+                stream.credit_bytes -= len(payload)
+            self._reply(address, header, payload)
+        if follower.finished:
+            stream.streaming = False
 
     # ---- verbs
 
@@ -234,7 +335,7 @@ class Server:
             int(request.get("after") or 0),
             archive_digest=self._facts.get("digest"),
         )
-        self._channel.send({"type": word, "record": record.to_json()})
+        self._reply(request, {"type": word, "record": record.to_json()})
 
     def _inspect(self, request: Mapping[str, Any]) -> None:
         from gpualert import control
@@ -250,13 +351,20 @@ class Server:
                 root=self._root,
             )
         except UnknownLaunch as error:
-            self._channel.send({"type": "unknown", "message": str(error)})
+            self._reply(request, {"type": "unknown", "message": str(error)})
         else:
-            self._channel.send({"type": "record", "record": record.to_json()})
+            self._reply(request, {"type": "record", "record": record.to_json()})
 
     def _follow(self, request: Mapping[str, Any]) -> None:
         from gpualert import control, follow
 
+        number = Frame(request).stream
+        stream = self._streams.setdefault(number, Stream(number))
+        if stream.streaming:
+            found = "expected one at a time on a stream, found another; detach first"
+            self._send_error(request, "protocol", f"follow: {found}")
+            return
+        stream.leave()
         launch_id, where = request["launch_id"], request.get("from", "ack")
         record = control.inspect(launch_id=launch_id, root=self._root)
         epoch = None
@@ -264,40 +372,33 @@ class Server:
             epoch = control.attach(launch_id, str(request.get("who") or ""), root=self._root)
             record = control.inspect(launch_id=launch_id, root=self._root)
         position = None if where == "ack" else (int(where["generation"]), int(where["offset"]))
-        with follow.Follower(record.run_directory, position, epoch=epoch) as follower:
-            self._followed = follower
-            self._channel.send({"type": "attached", "epoch": epoch, "record": record.to_json()})
-            self._stream(follower)
+        window = request.get("window_bytes")
+        stream.credit_bytes = None if window is None else max(1, int(window))
+        stream.follower = follow.Follower(record.run_directory, position, epoch=epoch)
+        stream.streaming, stream.due_at = True, 0.0
+        self._reply(request, {"type": "attached", "epoch": epoch, "record": record.to_json()})
 
-    def _stream(self, follower: Follower) -> None:
-        """Frames out, and acknowledgements in, until the launch has ended, or the client detaches or hangs up."""
-        try:
-            while not follower.finished:
-                for header, payload in follower.poll():
-                    self._channel.send(header, payload)
-                timeout_s = follower.delay_s
-                # What comes after the end is for a server that follows nothing any more.
-                while not follower.finished and self._channel.waiting(timeout_s):
-                    timeout_s = 0.0
-                    request = self._channel.next()
-                    if request.type == "detach":
-                        return
-                    if request.type == "follow":
-                        found = "expected one at a time on a channel, found another; detach first"
-                        self._send_error("protocol", f"follow: {found}")
-                    else:
-                        self.answer(request)
-        finally:
-            follower.save_acknowledged()
+    def _credit(self, request: Mapping[str, Any]) -> None:
+        stream = self._streams.get(Frame(request).stream)
+        if stream is not None and stream.credit_bytes is not None:
+            stream.credit_bytes += max(0, int(request["bytes"]))
+
+    def _detach(self, request: Mapping[str, Any]) -> None:
+        """Also of what has ended already: the client may not have known."""
+        stream = self._streams.pop(Frame(request).stream, None)
+        if stream is not None:
+            stream.leave()
 
     def _acknowledge(self, request: Mapping[str, Any]) -> None:
         """An acknowledgement; also one that comes after ``ended``, as the last of each launch does."""
-        if self._followed is None:
-            raise ProtocolError("ack: expected a follow before it, found none on this channel")
+        stream = self._streams.get(Frame(request).stream)
+        follower = None if stream is None else stream.follower
+        if follower is None:
+            raise ProtocolError("ack: expected a follow before it, found none on this stream")
         generation, offset, ended = int(request["generation"]), int(request["offset"]), bool(request.get("ended"))
-        self._followed.acknowledge(generation, offset, ended)
-        if self._followed.finished:
-            self._followed.save_acknowledged()
+        follower.acknowledge(generation, offset, ended)
+        if follower.finished:
+            follower.save_acknowledged()
 
     def _stop(self, request: Mapping[str, Any]) -> None:
         from gpualert import control
@@ -312,9 +413,9 @@ class Server:
             key, attempt = LaunchKey.from_json(request["key"]), Attempt.from_json(request["attempt"])
             record = control.stop_key(key, attempt, reason=reason, who=who, wait_s=wait_s, root=self._root)
         if record is None:
-            self._channel.send({"type": "tombstoned"})
+            self._reply(request, {"type": "tombstoned"})
         else:
-            self._channel.send({"type": "stopped" if record.state.ended else "stopping", "record": record.to_json()})
+            self._reply(request, {"type": "stopped" if record.state.ended else "stopping", "record": record.to_json()})
 
     def _report(self, request: Mapping[str, Any]) -> None:
         from gpualert import control, report
@@ -322,7 +423,7 @@ class Server:
         record = control.inspect(launch_id=request["launch_id"], root=self._root)
         wait_s = float(request.get("verdict_wait_s", 5.0))
         outcome = report.build(record.run_directory, verdict_wait_s=wait_s)
-        self._channel.send({"type": "outcome", "outcome": outcome.to_json()})
+        self._reply(request, {"type": "outcome", "outcome": outcome.to_json()})
 
     def _read(self, request: Mapping[str, Any]) -> None:
         from gpualert import control
@@ -341,14 +442,16 @@ class Server:
             chunks = reader.read(length) if length else []
         data = chunks[0].data if chunks else b""
         at = (chunks[0].generation, chunks[0].offset) if chunks else (generation, offset)
-        self._channel.send(
-            {"type": "bytes", "generation": at[0], "offset": at[1], "size": size, "state": record.state.value}, data
+        self._reply(
+            request,
+            {"type": "bytes", "generation": at[0], "offset": at[1], "size": size, "state": record.state.value},
+            data,
         )
 
     def _list(self, request: Mapping[str, Any]) -> None:
         from gpualert import control
 
-        self._send_many("launches", [record.to_json() for record in control.list_launches(root=self._root)])
+        self._send_many(request, "launches", [record.to_json() for record in control.list_launches(root=self._root)])
 
     def _clean(self, request: Mapping[str, Any]) -> None:
         from gpualert import control
@@ -360,17 +463,17 @@ class Server:
             keep_count=request.get("keep_count"),
             dry_run=bool(request.get("dry_run")),
         )
-        self._send_many("cleaned", cleaned)
+        self._send_many(request, "cleaned", cleaned)
 
     def _doctor(self, request: Mapping[str, Any]) -> None:
         from gpualert import doctor
 
-        self._send_many("findings", [finding.to_json() for finding in doctor.examine(self._root)])
+        self._send_many(request, "findings", [finding.to_json() for finding in doctor.examine(self._root)])
 
-    def _send_many(self, word: str, items: list[dict[str, Any]]) -> None:
+    def _send_many(self, request: Mapping[str, Any], word: str, items: list[dict[str, Any]]) -> None:
         """One frame or several; ``more`` is false in the last."""
         for piece, more in _pieces(items, _RECORDS_PER_FRAME):
-            self._channel.send({"type": word, word: piece, "more": more})
+            self._reply(request, {"type": word, word: piece, "more": more})
 
 
 def main(

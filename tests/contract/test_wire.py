@@ -308,7 +308,7 @@ def test_a_list_longer_than_a_frame(tmp_path: Path) -> None:
 
     read, write = os.pipe()
     server = Server(Channel(read, write), {})
-    server._send_many("launches", [{"n": number} for number in range(250)])
+    server._send_many({"type": "list"}, "launches", [{"n": number} for number in range(250)])
     os.close(write)
     with open(read, "rb") as stream:
         frames = protocol.Decoder().feed(stream.read())

@@ -15,6 +15,7 @@ from gpualert.follow import Follower
 from gpualert.key import Attempt, LaunchKey
 from gpualert.logfile import TimeIndex
 from gpualert.rundir import KeyDirectory, RunDirectory
+from tests.support.waiting import wait_until
 
 
 class Clock:
@@ -72,6 +73,11 @@ def follower(launch: Launch, clock: Clock, position: tuple[int, int] | None = No
     return Follower(launch.files.path, position, clock=clock, monotonic=clock, verdict_wait_s=0.0, **how)
 
 
+def until_something(following: Follower) -> list:
+    """The outcome is built beside the follower; nothing comes until it is there."""
+    return wait_until(following.poll, 30, "a message")
+
+
 def types(messages: list) -> list[str]:
     return [header["type"] for header, _ in messages]
 
@@ -89,7 +95,7 @@ def test_the_end_comes_after_the_last_byte_and_not_with_it(launch: Launch, clock
     launch.end(3)
     assert types(following.poll()) == ["state", "log"]
     assert (following.finished, following.delay_s) == (False, 0.0)
-    ((header, payload),) = following.poll()
+    ((header, payload),) = until_something(following)
     assert (header["type"], header["outcome"]["exit_code"], payload) == ("ended", 3, b"")
     assert following.finished and following.poll() == []
 
@@ -99,16 +105,18 @@ def test_bytes_that_come_between_the_end_and_the_last_look(launch: Launch, clock
     following = follower(launch, clock)
     read = following._read_log
 
-    def late(messages: list) -> None:
-        read(messages)
+    def late(messages: list, max_bytes: int) -> None:
+        read(messages, max_bytes)
         launch.say(b"written just before the end\n")
         launch.end()
         following._read_log = read  # type: ignore[method-assign]
 
     following._read_log = late  # type: ignore[method-assign]
     assert following.poll() == []
-    said = [payload for _ in range(3) for _, payload in following.poll()]
-    assert b"".join(said) == b"written just before the end\n" and following.finished
+    said = b""
+    while not following.finished:
+        said += b"".join(payload for _, payload in until_something(following))
+    assert said == b"written just before the end\n"
 
 
 def test_a_beat_after_ten_quiet_seconds(launch: Launch, clock: Clock) -> None:
