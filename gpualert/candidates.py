@@ -55,7 +55,9 @@ _HUB_PACKAGES = (
     "modelscope",
 )
 _RANK_PACKAGES = ("torch/distributed", "torch/_C", "deepspeed/comm", "jax/_src/distributed", "mpi4py", "horovod")
-_SPEAKS_OF_RANKS = re.compile(r"(?i)rank|master|node|tcp://|rendezvous|rdzv|store|worker|distributed|coordinator|peer|init_")
+_SPEAKS_OF_RANKS = re.compile(
+    r"(?i)rank|master|node|tcp://|rendezvous|rdzv|store|worker|distributed|coordinator|peer|init_"
+)
 _SHM_FRAMES = (
     "multiprocessing/synchronize",
     "multiprocessing/heap",
@@ -347,7 +349,11 @@ def _connection(base: Candidate, trace: Mapping[str, Any]) -> Candidate:
             return replace(base, failure_class=_C.NCCL, strength=ECHO, rule="peer.connection")
         return replace(base, failure_class=_C.RENDEZVOUS, strength=STATED, rule="rendezvous.connection")
     if "refused" in text or "resolution" in text or "not known" in text or "unreachable" in text or "No route" in text:
-        if trace["user_is_last"] or not packages or _SPEAKS_OF_RANKS.search(said + " " + str(trace["user_frame"])) is None:
+        if (
+            trace["user_is_last"]
+            or not packages
+            or _SPEAKS_OF_RANKS.search(said + " " + str(trace["user_frame"])) is None
+        ):
             # Some service that the program wanted: nothing says that it is another rank.
             return replace(base, domain=FailureDomain.NETWORK, rule="network.service")
         return replace(base, failure_class=_C.RENDEZVOUS, strength=TYPED, rule="rendezvous.network")

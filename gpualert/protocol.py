@@ -36,8 +36,8 @@ _HEAD = struct.Struct("!II")
 
 #: Every type of frame that a host of this version sends.
 REPLIES = frozenset(
-    "hello need launched existing record unknown attached log gap state beat ended stopping stopped tombstoned outcome"
-    " bytes launches cleaned findings error".split()
+    "hello need launched existing record unknown attached log gap state beat ended detached stopping stopped"
+    " tombstoned outcome bytes launches cleaned findings error".split()
 )
 
 
@@ -524,6 +524,7 @@ def ack_message(generation: int, offset: int, *, ended: bool = False) -> dict[st
 
 
 def detach_message() -> dict[str, Any]:
+    """Stop following; ``detached`` says that what was acknowledged is on disk, for whoever follows next."""
     return {"type": "detach"}
 
 

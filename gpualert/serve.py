@@ -388,6 +388,7 @@ class Server:
         stream = self._streams.pop(Frame(request).stream, None)
         if stream is not None:
             stream.leave()
+        self._reply(request, {"type": "detached"})
 
     def _acknowledge(self, request: Mapping[str, Any]) -> None:
         """An acknowledgement; also one that comes after ``ended``, as the last of each launch does."""

@@ -166,7 +166,7 @@ class BlockingSession:
         self._conversation.send(protocol.follow_request(launch_id, from_=from_, attach=attach, who=who))
         heard_at = time.monotonic()
         end = None if for_s is None else heard_at + for_s
-        finished = False
+        finished = attached = False
         try:
             while not finished:
                 now = time.monotonic()
@@ -185,10 +185,12 @@ class BlockingSession:
                         yield talk.TICK
                     continue
                 frame = talk.frame_of(event, self.target.peer)
-                finished = frame.type in ("ended", "error")
+                finished = frame.type == "error" or (attached and frame.type == "ended")
                 if frame.type == "error":
                     raise protocol.HostError.from_frame(frame.header)
-                yield frame
+                attached = attached or frame.type == "attached"
+                if attached:  # else it belongs to what was followed before
+                    yield frame
                 heard_at = time.monotonic()  # what our user did in between is not the host's silence
         finally:
             if not finished and not self._closed and not self._conversation.over:

@@ -404,7 +404,9 @@ class GpuTrainingTrigger(BaseTrigger):
     async def _open(self) -> StreamingSession:
         await self._close()
         target = await SshTarget.from_connection_async(self.conn_id)
-        self._session = await StreamingSession.open(target, root=self.root, remote_python=self.remote_python)
+        self._session = await StreamingSession.open(
+            target, root=self.root, remote_python=self.remote_python, insist=True
+        )
         self._check_machine(target, self._session.hello)
         return self._session
 
