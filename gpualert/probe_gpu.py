@@ -137,7 +137,7 @@ def find_pynvml() -> str | None:
         return None
     if spec is None or not spec.origin:
         return None
-    folder = os.path.dirname(spec.origin)
+    folder = os.path.dirname(os.path.abspath(spec.origin))
     return os.path.dirname(folder) if os.path.basename(spec.origin) == "__init__.py" else folder
 
 

@@ -57,7 +57,7 @@ class StreamingSession:
         :raises HostError: the host can run nothing of ours: ``no_root`` and the like.
         """
         # Building the archive reads files, the first time.
-        conversation = await asyncio.to_thread(Conversation, root=root, remote_python=remote_python)
+        conversation = await asyncio.to_thread(Conversation, root=root, remote_python=remote_python, with_pynvml=None)
         session = cls(target, conversation)
         try:
             await session._start()
