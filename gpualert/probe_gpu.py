@@ -52,13 +52,14 @@ def snapshot(timeout_s: float, environ: Mapping[str, str] | None = None) -> dict
     What can be seen of the GPUs now.
 
     :param timeout_s: bound for everything together; passed by a few tenths of a second at most.
-    :param environ: the run's own environment, or the three variables of it that choose GPUs; for ``visible``.
+    :param environ: the run's own environment, or those variables of it that choose GPUs (``environment_of``); for
+        ``visible``.
     :return: {"seen": {``source`` (nvml or nvidia-smi), ``driver_version``, ``nvml_version``, ``cuda_driver_version``,
         ``gpus`` (as of ``probe_gpu_nvml.blank``; None where the driver does not say), ``trouble``, ``visible`` (see
-        ``probe_gpu_visible``; None without ``environ``), ``host_pids`` (the pids of ``processes`` mean what they
-        mean here)}}; or {"not_seen": why, for people, "kind": a stable word}:
-        ``no_driver``, ``timeout``, ``crashed``, ``no_reader``, one of ``probe_gpu_nvml.KINDS`` or another word
-        for what failed. Never raises.
+        ``probe_gpu_visible``; None without ``environ``), ``complete`` (no GPU that the driver knows is missing from
+        ``gpus``), ``host_pids`` (the pids of ``processes`` mean what they mean here)}}; or {"not_seen": why, for
+        people, "kind": a stable word}: ``no_driver``, ``timeout``, ``crashed``, ``no_pynvml``, one of
+        ``probe_gpu_nvml.KINDS``, or another word for what failed. Never raises.
     """
     until = time.monotonic() + timeout_s
     try:
@@ -180,7 +181,7 @@ def _environment(library: str | None) -> dict[str, str]:
 
 def read_nvml(said: Said, timeout_s: float) -> dict[str, Any]:
     """The entry made of what ``probe_gpu_nvml`` said."""
-    seen: dict[str, Any] = {"source": "nvml", "gpus": [], "trouble": {}}
+    seen: dict[str, Any] = {"source": "nvml", "gpus": [], "complete": True, "trouble": {}}
     done, asked_last, noise = False, "", ""
     for line in said.text.splitlines():
         mark, _, rest = line.partition(" ")

@@ -114,7 +114,7 @@ def _lost(earlier: Mapping[str, Any], later: Mapping[str, Any], after: Mapping[s
             already = before is not None and before["error"] is not None and before["error"]["kind"] in LOSSES
             words = f"no longer answers: {error['text']}" if not already else f"did not answer before: {error['text']}"
             yield {**_item(gpu, before, both, words), "kind": error["kind"], "already": already}
-    if "gpus" not in later or any(gpu["uuid"] is None and gpu["pci_bus_id"] is None for gpu in later["gpus"]):
+    if not later.get("complete") or any(gpu["uuid"] is None and gpu["pci_bus_id"] is None for gpu in later["gpus"]):
         return  # one that tells no name may be the one that is missing
     for gpu in earlier.get("gpus", ()):
         if id(gpu) not in found and gpu["error"] is None and gpu["uuid"] is not None:

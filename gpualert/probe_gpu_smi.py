@@ -92,7 +92,8 @@ def parse(text: str, status: int | None, fields: Sequence[str]) -> dict[str, Any
     """
     :param text: all that nvidia-smi said to :func:`gpu_query`.
     :param status: its exit status.
-    :return: {"driver_version", "gpus": […]} (gpus as of ``probe_gpu_nvml.blank``), or {"error": {kind, text}}.
+    :return: {"driver_version", "gpus": […], "complete": false where it gave up at a GPU that does not answer} (gpus as
+        of ``probe_gpu_nvml.blank``), or {"error": {kind, text}}.
     """
     gpus: list[dict[str, Any]] = []
     driver = None
@@ -102,16 +103,17 @@ def parse(text: str, status: int | None, fields: Sequence[str]) -> dict[str, Any
             row = dict(zip(fields, cells))
             gpus.append(_gpu(row))
             driver = driver or _value(row["driver_version"])
-    for found in _HANDLE.finditer(text):
+    handles = list(_HANDLE.finditer(text))
+    for found in handles:
         gpu = blank(None if found[1] is None else int(found[1]))
         gpu["pci_bus_id"] = pci_bus_id(found[2])
         gpu["error"] = {"kind": _kind(found[3]) or "unknown", "text": found[3].strip()}
         gpus.append(gpu)
     if gpus or "No devices were found" in text:
-        return {"driver_version": driver, "gpus": gpus}
+        return {"driver_version": driver, "gpus": gpus, "complete": not handles}
     said = " ".join(text.split())[:300]
     if status == 0 and not said:
-        return {"driver_version": None, "gpus": []}
+        return {"driver_version": None, "gpus": [], "complete": True}
     words = said or f"nothing, with exit status {status}"
     return {"error": {"kind": _kind(text) or "nvidia_smi_failed", "text": f"nvidia-smi says: {words}"}}
 

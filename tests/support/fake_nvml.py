@@ -1,4 +1,4 @@
-"""NVIDIA drivers that are not there: a libnvidia-ml.so.1 made of ``fake_nvml.c``, and an nvidia-smi that is a script."""
+"""NVIDIA drivers that are not there: a libnvidia-ml.so.1 from ``fake_nvml.c``, and an nvidia-smi that is a script."""
 
 from __future__ import annotations
 
