@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from gpualert import archive, probe_gpu, probe_gpu_process, procfs, receiver
+from gpualert import archive, probe_gpu, probe_gpu_process, procfs, protocol, receiver
 from tests.support import needs
 from tests.support.fake_nvml import FakeNvml, fake_smi
+from tests.support.talk import Talk
 from tests.support.waiting import wait_until
 
 GIB = 1024**3
@@ -306,6 +307,17 @@ def from_folder(python: str, folder: str) -> dict[str, Any]:
     done = subprocess.run([python, "-I", "-S", "-c", code], capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
+
+
+def test_a_host_is_examined_with_what_was_sent_to_it(nvml: FakeNvml, tmp_path: Path) -> None:
+    """Over the wire, with bootstrap and receiver: the doctor there finds pynvml beside itself."""
+    nvml.says("count 2\n0.mem_used 42949672960\n0.procs 999999999:42949672960\n")
+    env = {"PATH": os.defpath, "HOME": str(tmp_path), "LD_LIBRARY_PATH": str(nvml.folder)}
+    with Talk.over_shell(root=str(tmp_path / "root"), with_pynvml=None, env=env) as talk:
+        findings = talk.ask(protocol.doctor_request(), "findings").header["findings"]
+    found = {finding["name"]: finding for finding in findings}
+    assert "CUDA up to 12.8: 2 × NVIDIA H100 80GB HBM3 (80.0 GiB)" in found["gpu"]["found"]
+    assert "40.0 GiB of 80.0 GiB in use by pid 999999999" in found["gpu_memory"]["found"]
 
 
 # -- nvidia-smi
