@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
+from gpualert.probe_gpu_nvml import blank
+
 #: Errors of one GPU after which nobody can compute on it.
 LOSSES = frozenset(("gpu_lost", "unknown", "reset_required", "interrupt_issue", "insufficient_power"))
 #: Reasons for slower clocks that say that the hardware could not keep up; the others are settings, or idleness.
@@ -50,8 +52,11 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], known_pids: Ite
 
 
 def _seen(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With all that may be told of a GPU: a snapshot that another version took may lack some of it."""
     found = entry.get("seen")
-    return found if isinstance(found, Mapping) else _NOTHING
+    if not isinstance(found, Mapping):
+        return _NOTHING
+    return {**found, "gpus": [{**blank(None), **gpu} for gpu in found.get("gpus") or ()]}
 
 
 def _pairs(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Any]]:
@@ -90,7 +95,7 @@ def describe(gpu: Mapping[str, Any]) -> str:
 def _used(gpu: Mapping[str, Any], earlier: Mapping[str, Any], later: Mapping[str, Any]) -> bool | None:
     for seen in (earlier, later):
         visible = seen.get("visible")
-        if visible is None or visible["indices"] is None:
+        if not visible or visible.get("indices") is None:
             continue
         index = gpu["index"]
         same = _same(gpu, seen["gpus"], False)

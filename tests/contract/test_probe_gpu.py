@@ -209,6 +209,40 @@ def test_a_broken_library_is_no_gpu(nvml: FakeNvml) -> None:
     assert entry["kind"] == "no_library"
 
 
+@pytest.mark.parametrize("search_path", ["", ":", ".", "lib"])
+def test_no_library_is_taken_from_the_folder_one_stands_in(
+    search_path: str, nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty entry of LD_LIBRARY_PATH means the working directory, which may be anybody's."""
+    kernel_driver(tmp_path, "550.54.15")
+    monkeypatch.chdir(tmp_path if search_path == "lib" else nvml.folder)
+    monkeypatch.setenv("LD_LIBRARY_PATH", search_path)
+    assert probe_gpu.snapshot(BOUND_S)["kind"] == "no_library"
+
+
+def test_no_nvidia_smi_is_taken_from_the_folder_one_stands_in(
+    smi: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same for PATH."""
+    monkeypatch.chdir(smi(H100).parent)
+    monkeypatch.setenv("PATH", ":.:")
+    assert probe_gpu.snapshot(BOUND_S)["kind"] == "no_driver"
+
+
+def test_the_environment_of_a_process() -> None:
+    """Of which the variables that choose GPUs are read, and no other."""
+    env = {"CUDA_VISIBLE_DEVICES": "1,2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "TOKEN": "secret", "PATH": "/bin"}
+    process = subprocess.Popen(["/bin/sleep", "600"], env=env)
+    try:
+        wait_until(lambda: probe_gpu.environment_of(process.pid), 20, "its environment is its own")
+        found = probe_gpu.environment_of(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    assert found == {"CUDA_VISIBLE_DEVICES": "1,2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert probe_gpu.environment_of(process.pid) is None
+
+
 def test_a_container_without_its_gpus_is_told_from_a_host_without_any(tmp_path: Path) -> None:
     """/proc is the host's: the kernel driver is loaded, and nothing is here to ask it with."""
     kernel_driver(tmp_path, "550.54.15")

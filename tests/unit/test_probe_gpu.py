@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpualert.probe_gpu import compare, driver_version, read_nvml, visible
-from gpualert.probe_gpu_nvml import blank, pci_bus_id, throttle_reasons
+from gpualert.probe_gpu_nvml import blank, pci_bus_id, read, throttle_reasons
 from gpualert.probe_gpu_process import ENDED, HANGS, MISSING, TALKS_TOO_MUCH, Said
 
 LOST = {"kind": "gpu_lost", "text": "GPU is lost"}
@@ -200,6 +200,13 @@ def test_processes_of_the_run_are_left() -> None:
     assert compare(entry(gpu(0)), entry(busy, host_pids=False), known_pids=(7,)) == QUIET
 
 
+def test_a_snapshot_of_another_version_may_lack_what_is_told_today() -> None:
+    """Then it is not known; nothing is raised."""
+    poor = {"seen": {"gpus": [{"index": 0, "uuid": "GPU-1"}], "complete": True}}
+    assert compare(poor, poor) == QUIET
+    assert only(compare(poor, {"seen": {"gpus": [], "complete": True}}), "gpu_lost")["kind"] == "gone"
+
+
 def test_the_driver_was_changed() -> None:
     """Replaced and loaded, replaced and not loaded, or taken away."""
     before = entry(gpu(0))
@@ -295,6 +302,41 @@ def test_noise_of_a_library_is_passed_over() -> None:
     """It may print to standard error; what is ours is marked."""
     lines = ["loader: 1", '= {"driver": {}}', "noise", '= {"gpu": {"index": 0}}', '= {"done": true, "trouble": {}}', ""]
     assert read_nvml(Said(ENDED, 0, "\n".join(lines).encode()), 3.0)["seen"]["gpus"] == [{"index": 0}]
+
+
+class OldBinding:
+    """As much of a module ``pynvml`` as there was ten years ago: bytes for strings, few functions."""
+
+    class NVMLError(Exception):
+        def __init__(self, value: int) -> None:
+            super().__init__(f"error {value}")
+            self.value = value
+
+    nvmlInit = staticmethod(lambda: None)
+    nvmlDeviceGetCount = staticmethod(lambda: 1)
+    nvmlSystemGetDriverVersion = staticmethod(lambda: b"340.29")
+    nvmlSystemGetNVMLVersion = staticmethod(lambda: b"6.340.29")
+    nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)
+    nvmlDeviceGetName = staticmethod(lambda handle: b"Tesla K80")
+
+    @staticmethod
+    def nvmlDeviceGetUUID(handle: int) -> bytes:
+        raise OldBinding.NVMLError(3)
+
+    @staticmethod
+    def nvmlDeviceGetTemperature(handle: int) -> int:  # the second argument came later
+        return 40
+
+
+def test_an_old_binding_loses_only_what_it_cannot_do() -> None:
+    """Another one may be installed where the local form runs."""
+    asked: list[str] = []
+    driver, told, done = read(OldBinding, asked.append)
+    assert driver == {"driver": {"driver_version": "340.29", "nvml_version": "6.340.29", "cuda_driver_version": None}}
+    assert {**told["gpu"], "trouble": {}} == {**blank(0), "name": "Tesla K80"}
+    assert list(told["gpu"]["trouble"]) == ["temperature"] and "TypeError" in told["gpu"]["trouble"]["temperature"]
+    assert done == {"done": True, "trouble": {}}
+    assert "the name of GPU 0" in asked
 
 
 # -- words
