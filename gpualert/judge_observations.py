@@ -196,6 +196,9 @@ class _Weigher:
         return self.killed or self.text.failure_class in (_C.UNKNOWN, _C.NCCL, _C.OOM_KILLER, _C.HANG)
 
     def _of_a_gpu(self) -> bool:
+        """The log speaks of GPUs, or says nothing while one was in use as far as anybody saw."""
+        if self.text.failure_class in (_C.UNKNOWN, _C.SEGFAULT, _C.HANG):
+            return self.seen.get("touched_gpu") is not False
         return self.text.failure_class in _OF_A_GPU or self._speaks_of_gpus()
 
     def _speaks_of_gpus(self) -> bool:

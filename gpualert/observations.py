@@ -129,6 +129,7 @@ def _kernel(
         uid=who.get("uid"),
         killed_child=child_pid if exit.signal == SIGKILL else None,
         killed=exit.likely_signal == SIGKILL or rank_killed,
+        began_s=(after or {}).get("began_s"),
         ended_s=(after or {}).get("ended_s"),
         pci=_used_addresses(before, after),
         pid_namespace=who.get("pid_namespace"),
@@ -154,6 +155,8 @@ def _used_addresses(before: Look | None, after: Look | None) -> frozenset[str] |
 
 
 def _gpu(found: dict[str, Any], before: Look | None, after: Look | None, samples: Mapping[str, Any]) -> None:
+    if samples.get("touched_gpu") is not None:
+        found["touched_gpu"] = bool(samples["touched_gpu"])
     first, last = (before or {}).get("gpu"), (after or {}).get("gpu")
     if not isinstance(last, Mapping) or does_not_apply(after, "gpu"):
         return

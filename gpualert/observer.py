@@ -143,6 +143,7 @@ class Observer:
                 self._save()
                 return
             self._ask_git_once()
+            _warm_up()
             self._pause()
 
     def _scan_some(self) -> bool:
@@ -326,6 +327,11 @@ def record_git(directory: RunDirectory) -> None:
         write_once(directory.git_path, encode_json(value) + b"\n", durable=False)
     except (GpuAlertError, OSError):  # then it is not known, and the report says so
         pass
+
+
+def _warm_up() -> None:
+    """Import while nothing happens what the verdict will need."""
+    from gpualert import rank_files, several  # noqa: F401
 
 
 def load_scan(directory: RunDirectory) -> dict[str, Any] | None:

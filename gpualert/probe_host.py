@@ -22,6 +22,8 @@ _LIMITS = {
     "Max processes": "processes",
 }
 _MOST_FILES = 100000
+#: A CUDA context opens its devices early.
+_FIRST_FILES = 256
 
 
 def look(places: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -120,6 +122,23 @@ def open_files(pid: int) -> int | None:
     except OSError:
         return None
     return count
+
+
+def holds_device(pid: int, start: str) -> bool | None:
+    """Whether one of a process's first descriptors is a device whose path begins so; None when that cannot be seen."""
+    looked = False
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            for _, entry in zip(range(_FIRST_FILES), entries):
+                try:
+                    looked = True
+                    if os.readlink(entry.path).startswith(start):
+                        return True
+                except OSError:
+                    continue
+    except OSError:
+        return None
+    return False if looked else None
 
 
 def environment_of(pid: int, names: Sequence[str]) -> dict[str, str] | None:

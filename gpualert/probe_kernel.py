@@ -77,30 +77,29 @@ def look(began_s: float | None, before: Mapping[str, Any] | None, bound_s: float
     :return: {"seen": {via, last_sequence, last_time_s, records, lost}} or {"not_seen": why}.
     """
     ways = {"/dev/kmsg": _read_kmsg, "dmesg": _ask_dmesg, "journalctl": _ask_journal}
-    via = (before or {}).get("via")
+    known = before or {}
     reasons = []
     until = time.monotonic() + bound_s
     for name, way in ways.items():
-        if via is not None and name != via:
+        if known.get("via") not in (None, name):
             continue
         try:
             records, lost = way(began_s, until)
         except OSError as error:
             reasons.append(f"{name}: {error.strerror or error}")
             continue
-        known = before or {}
         last = records[-1] if records else None
         if before is not None:
             records = after(records, before)
         elif began_s is not None:
             records = [one for one in records if one.time_s >= began_s - _SLACK_S - _DRIFT * began_s]
-        interesting = [one for one in records if _INTERESTING.search(one.text)][-MAX_LINES:]
+        texts = [one._replace(text=printable(one.text)) for one in records if _INTERESTING.search(one.text)]
         return {
             "seen": {
                 "via": name,
-                "last_sequence": last.sequence if last is not None else known.get("last_sequence"),
-                "last_time_s": last.time_s if last is not None else known.get("last_time_s"),
-                "records": [one.to_json() for one in interesting],
+                "last_sequence": known.get("last_sequence") if last is None else last.sequence,
+                "last_time_s": known.get("last_time_s") if last is None else last.time_s,
+                "records": [one.to_json() for one in texts[-MAX_LINES:]],
                 "lost": lost,
             }
         }
@@ -167,7 +166,8 @@ def parse_kmsg(piece: bytes) -> Record | None:
         sequence, time_s = int(words[1]), int(words[2]) / 1e6
     except ValueError:
         return None
-    return Record(sequence, time_s, printable(rest.partition(b"\n")[0]))
+    text = rest.partition(b"\n")[0][: 4 * MAX_LINE_CHARS].decode("utf-8", "replace")
+    return Record(sequence, time_s, text)
 
 
 def parse_dated(text: str, form: re.Pattern[str]) -> list[Record]:
@@ -176,14 +176,13 @@ def parse_dated(text: str, form: re.Pattern[str]) -> list[Record]:
     for line in text.split("\n"):
         match = form.match(line[: 8 * MAX_LINE_CHARS])
         if match is not None:
-            found.append(Record(None, float(match.group(1)), printable(match.group(2))))
+            found.append(Record(None, float(match.group(1)), match.group(2)))
     return found
 
 
-def printable(raw: bytes | str) -> str:
+def printable(text: str) -> str:
     """Bounded, on one line, without control characters."""
-    text = raw[: 4 * MAX_LINE_CHARS].decode("utf-8", "replace") if isinstance(raw, bytes) else raw
-    return _NO_TEXT.sub("?", text)[:MAX_LINE_CHARS].strip()
+    return _NO_TEXT.sub("?", text[: 4 * MAX_LINE_CHARS])[:MAX_LINE_CHARS].strip()
 
 
 # -- understanding
@@ -291,7 +290,7 @@ class Launch(NamedTuple):
     :param uid: None when unknown.
     :param killed_child: pid of the child when SIGKILL itself ended it; None when it ended otherwise.
     :param killed: it, or one of its ranks, died of SIGKILL.
-    :param ended_s: by the monotonic clock.
+    :param began_s: and ``ended_s``: by the monotonic clock; None when unknown.
     :param pci: addresses of the GPUs it used; None when that is not known.
     """
 
@@ -301,6 +300,7 @@ class Launch(NamedTuple):
     uid: int | None = None
     killed_child: int | None = None
     killed: bool = False
+    began_s: float | None = None
     ended_s: float | None = None
     pci: frozenset[str] | None = None
     pid_namespace: str | None = None
@@ -341,6 +341,8 @@ def about(records: Sequence[Record], launch: Launch) -> About:
 def _is_ours(kill: Kill, launch: Launch, pids_count: bool) -> bool:
     if pids_count and kill.pid in launch.pids:
         return True
+    if launch.began_s is not None and kill.time_s < launch.began_s:
+        return False  # of an earlier launch in the same place, perhaps; a pid would have told
     if kill.group is not None:
         if any(kill.group == group or kill.group.startswith(group + "/") for group in launch.groups if group != "/"):
             return launch.killed_child in (None, kill.pid) or not pids_count

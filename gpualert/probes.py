@@ -131,6 +131,7 @@ def look_after(
     after: dict[str, Any] = {}
     if not exit.succeeded:
         after = _look(directory, spec, started, before, log_lines, path)
+    after["began_s"] = started.get("clock_monotonic_s")
     after["ended_s"] = _monotonic_of_end(directory, started)
     after["who"] = _who()
     if samples is not None and samples.taken:

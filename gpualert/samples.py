@@ -46,6 +46,8 @@ class Samples:
         self.most_used_bytes: int | None = None
         self.shm_free_share: float | None = None
         self.most_open_files: int | None = None
+        #: one of its processes held a device of NVIDIA's; None when none could be looked into
+        self.touched_gpu: bool | None = None
 
     def take(self, child: procfs.ProcessIdentity, guard: procfs.ProcessIdentity | None) -> None:
         """If it is time; costs nothing otherwise."""
@@ -87,6 +89,9 @@ class Samples:
             count = probe_host.open_files(one.pid)
             if count is not None:
                 self.most_open_files = max(count, self.most_open_files or 0)
+            if not self.touched_gpu:
+                touched = probe_host.holds_device(one.pid, "/dev/nvidia")
+                self.touched_gpu = self.touched_gpu if touched is None else touched
             group = probe_memory.own_group(one.pid)
             if group is not None and group.name not in self.groups and len(self.groups) < 8:
                 self.groups[group.name] = probe_memory.counters(group)
@@ -115,4 +120,5 @@ class Samples:
             "most_used_bytes": self.most_used_bytes,
             "shm_free_share": self.shm_free_share,
             "most_open_files": self.most_open_files,
+            "touched_gpu": self.touched_gpu,
         }
