@@ -16,6 +16,18 @@ from gpualert.verdict import Alternative, Classification, Evidence, Outlook
 _C = FailureClass
 _D = FailureDomain
 
+_OF_A_GPU = (_C.GPU_HARDWARE, _C.DRIVER_MISMATCH, _C.CUDA_RUNTIME, _C.CUDA_LIBRARY, _C.NCCL, _C.HANG)
+#: What a launch's own host could have told: its name, and the classes that it could have confirmed or changed.
+_BESIDE_THE_LOG: Mapping[str, tuple[str, tuple[FailureClass, ...]]] = {
+    "kernel_lines": ("kernel log", (_C.UNKNOWN, _C.OOM_KILLER, _C.SEGFAULT, _C.STORAGE_IO, *_OF_A_GPU)),
+    "oom_kills": ("cgroup memory.events", (_C.UNKNOWN, _C.OOM_KILLER, _C.NCCL, _C.HANG)),
+    "scheduler_state": (
+        "scheduler's accounting",
+        (_C.UNKNOWN, _C.OOM_KILLER, _C.TIME_LIMIT, _C.PREEMPTED, _C.NODE_FAILURE, _C.INTERRUPTED, _C.NCCL),
+    ),
+    "gpu_lost": ("GPU state after the end", (_C.UNKNOWN, *_OF_A_GPU)),
+}
+
 
 class Answers:
     """All that was seen of one launch, and the ways to answer from it."""
@@ -155,18 +167,19 @@ class Answers:
                 )
         return tuple(found)
 
-    def _not_seen(self) -> tuple[str, ...]:
+    def _not_seen(self, failure_class: FailureClass) -> tuple[str, ...]:
         missing: list[str] = []
         if not self.exit.known:
             missing.append("exit status")
-        for key, name in (
-            ("kernel_lines", "kernel log"),
-            ("oom_kills", "cgroup memory.events"),
-            ("scheduler_state", "scheduler's accounting"),
-            ("gpu_lost", "GPU state after the end"),
-        ):
-            if self.observations.get(key) is None:
+        reasons = self.observations.get("not_seen") or {}
+        useless = self.observations.get("does_not_apply") or ()
+        for key, (name, matters) in _BESIDE_THE_LOG.items():
+            if self.observations.get(key) is not None or key in useless:
+                continue
+            if not self.observations:  # a log from anywhere: nobody could look
                 missing.append(name)
+            elif failure_class in matters:
+                missing.append(str(reasons.get(key) or name))
         if self.scan.size_bytes == 0:
             missing.append("any output")
         return tuple(missing)
@@ -210,7 +223,7 @@ class Answers:
             evidence=evidence,
             cascade=cascade,
             alternatives=alternatives,
-            not_seen=() if failure_class is _C.SUCCESS else self._not_seen(),
+            not_seen=() if failure_class is _C.SUCCESS else self._not_seen(failure_class),
             advice=advice or facts.advice,
             warnings=warnings,
         )

@@ -35,15 +35,16 @@ class Archive:
     digest: str
 
 
-def build(with_pynvml: bool = False) -> Archive:
+def build(with_pynvml: bool | None = False) -> Archive:
     """
     The archive of the package that is running, from a checkout, an installed wheel, or an archive itself. Made once
     per process.
 
-    :param with_pynvml: put the module ``pynvml`` (of ``nvidia-ml-py``) beside the package.
+    :param with_pynvml: put the module ``pynvml`` (of ``nvidia-ml-py``) beside the package; None: if it is installed
+        here, for without it a host is still asked through its ``nvidia-smi``.
     :raises GpuAlertError: the package's own source cannot be read, or ``pynvml`` is asked for and not installed here.
     """
-    return _build(with_pynvml)
+    return _build(_pynvml_path() is not None if with_pynvml is None else with_pynvml)
 
 
 @lru_cache(maxsize=2)
@@ -126,12 +127,21 @@ def _from_zip(folder: str) -> dict[str, bytes]:
         raise GpuAlertError(f"archive: expected a folder or a zip at {path}, found neither: {error}") from error
 
 
-def _pynvml_source() -> bytes:
+def _pynvml_path() -> str | None:
+    """None unless it is installed as a file of its own; an older package of that name is a folder."""
     from importlib.util import find_spec
 
-    spec = find_spec("pynvml")
-    if spec is None or spec.origin is None or not spec.origin.endswith("pynvml.py"):
-        found = "none" if spec is None else str(spec.origin)
-        raise GpuAlertError(f"archive: expected the single-file module pynvml (package nvidia-ml-py), found {found}")
-    with open(spec.origin, "rb") as handle:
+    try:
+        spec = find_spec("pynvml")
+    except (ImportError, ValueError):
+        return None
+    path = None if spec is None else spec.origin
+    return path if path is not None and os.path.basename(path) == "pynvml.py" and os.path.isfile(path) else None
+
+
+def _pynvml_source() -> bytes:
+    path = _pynvml_path()
+    if path is None:
+        raise GpuAlertError("archive: expected the single-file module pynvml (package nvidia-ml-py), found none")
+    with open(path, "rb") as handle:
         return handle.read()

@@ -22,6 +22,7 @@ from gpualert.candidates import (
     Candidate,
 )
 from gpualert.exit_facts import SIGABRT, SIGFPE, SIGHUP, SIGINT, SIGKILL, SIGSEGV, ExitFacts
+from gpualert.judge_observations import weigh
 from gpualert.scan import Event, ScanResult
 from gpualert.signature import default_rules
 from gpualert.taxonomy import FailureClass, FailureDomain
@@ -45,9 +46,10 @@ def classify(exit: ExitFacts, scan: ScanResult, observations: Mapping[str, Any] 
     """
     Judge how a launch ended.
 
-    :param observations: evidence beyond text, each key absent when nobody could look: ``oom_kills`` (int, the
-        cgroup's counter grew by it), ``kernel_lines`` (list of str, about our processes), ``scheduler_state`` (str, as
-        sacct prints it), ``gpu_lost`` (list of str), ``host_memory_percent`` (float).
+    :param observations: evidence beyond text, of :func:`gpualert.observations.reduce`, each key absent when nobody
+        could look: ``oom_kills`` (int, the cgroup's counter grew by it), ``kernel_lines`` (list of str, about our
+        processes and GPUs), ``scheduler_state`` (str, as sacct prints it), ``gpu_lost`` (list of str), ``gpu_errors``,
+        ``driver_mismatch``, ``shm_full``, ``disks_full``, ``open_files``, ``host_memory_percent`` (float).
     """
     rules = scan.rules if scan.rules is not None else default_rules()
     return _Judge(exit, scan, rules, observations or {}).verdict()
@@ -61,6 +63,10 @@ class _Judge(Answers):
             answer = question()
             if answer is not None:
                 return answer
+        return self._by_log()
+
+    def _by_log(self) -> Classification:
+        """What log and exit status say alone."""
         decisive = self._decisive()
         if decisive is not None:
             return self._from(decisive)
@@ -103,36 +109,10 @@ class _Judge(Answers):
         return None
 
     def _observed(self) -> Classification | None:
-        """What the kernel, the scheduler or the GPUs said, where somebody could ask them."""
-        seen = self.observations
-        if self.exit.succeeded:
+        """What kernel, scheduler, GPUs and disks say, where somebody could ask them, weighed against the log."""
+        if self.exit.succeeded or not self.observations:
             return None
-        kernel = [str(line) for line in seen.get("kernel_lines") or ()]
-        for line in kernel:
-            for name in self.rules.match(range(len(self.rules.rows)), line, False)[0][:1]:
-                row = self.rules[name]
-                if row.failure_class in (_C.OOM_KILLER, _C.GPU_HARDWARE, _C.NODE_FAILURE):
-                    return self._build(
-                        row.failure_class, (Evidence("kernel", None, None, None, line, name), self.exit_evidence)
-                    )
-        if seen.get("oom_kills"):
-            text = "memory.events: oom_kill grew by %d" % int(seen["oom_kills"])
-            return self._build(
-                _C.OOM_KILLER, (Evidence("cgroup", None, None, None, text, "cgroup.oom_kill"), self.exit_evidence)
-            )
-        state = str(seen.get("scheduler_state") or "").upper()
-        for mark, failure_class in _SCHEDULER_STATES:
-            if mark in state:
-                return self._build(
-                    failure_class,
-                    (Evidence("slurm", None, None, None, "state " + state, "slurm.state"), self.exit_evidence),
-                )
-        if seen.get("gpu_lost"):
-            text = "no longer answers: " + ", ".join(str(item) for item in seen["gpu_lost"])
-            return self._build(
-                _C.GPU_HARDWARE, (Evidence("gpu", None, None, None, text, "gpu.lost"), self.exit_evidence)
-            )
-        return None
+        return (None if self.exit.known else self._success()) or weigh(self, self._by_log())
 
     # -- exit 0, or nobody saw the exit --
 
@@ -511,14 +491,6 @@ class _Judge(Answers):
         return self._build(_C.UNKNOWN, seen + self._echo_lines(3), alternatives=self._losers(None))
 
 
-_SCHEDULER_STATES = (
-    ("TIMEOUT", _C.TIME_LIMIT),
-    ("DEADLINE", _C.TIME_LIMIT),
-    ("PREEMPT", _C.PREEMPTED),
-    ("NODE_FAIL", _C.NODE_FAILURE),
-    ("OUT_OF_ME", _C.OOM_KILLER),
-    ("CANCELLED BY", _C.INTERRUPTED),
-)
 _SHELL_CLASSES = (
     _C.COMMAND_NOT_FOUND,
     _C.NOT_EXECUTABLE,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -57,7 +56,7 @@ def examine(configured_root: str | None = None) -> list[Finding]:
         ("clock", lambda: [judge_clock(time.time(), _clock_synchronised())]),
         ("limits", lambda: [judge_limits(_limits())]),
         ("disk", lambda: [judge_disk(_disks())]),
-        ("gpu", lambda: [judge_gpu(*_gpu())]),
+        ("gpu", _gpu),
         ("programs", _programs),
     )
     findings: list[Finding] = []
@@ -286,35 +285,6 @@ def judge_disk(disks: Sequence[tuple[str, tuple[int, int] | None]]) -> Finding:
     return Finding("disk", OK, text)
 
 
-def judge_gpu(devices: int | None, driver: str | None, smi: tuple[str, str]) -> Finding:
-    """
-    :param devices: NVIDIA display or compute devices on the PCI bus; None when the bus cannot be seen.
-    :param driver: the loaded kernel driver's version line; None when it is not loaded.
-    :param smi: how ``nvidia-smi`` ended (``ok``, ``missing``, ``failed``, ``hangs``) and what it said.
-    """
-    how, said = smi
-    if driver is None:
-        if devices:
-            return Finding(
-                "gpu",
-                PROBLEM,
-                f"{devices} NVIDIA device(s), but the driver is not loaded",
-                "install the NVIDIA driver for this kernel, or: modprobe nvidia; dmesg | grep -i nvidia says why not",
-            )
-        seen = "no NVIDIA GPU" if devices == 0 else "no NVIDIA driver"
-        return Finding("gpu", OK if devices == 0 else UNKNOWN, f"{seen} here: trainings run on the CPU")
-    if how == "hangs":
-        return Finding(
-            "gpu", PROBLEM, f"driver {driver}: nvidia-smi does not answer", "reboot the host: dmesg | grep -i xid"
-        )
-    if how == "failed":
-        advice = "driver and library differ: reboot" if "mismatch" in said else "dmesg | grep -i -e xid -e nvrm"
-        return Finding("gpu", PROBLEM, f"driver {driver}: nvidia-smi says: {said}", advice)
-    if how == "missing":
-        return Finding("gpu", WARNING, f"driver {driver}; nvidia-smi is not installed", "install nvidia-utils")
-    return Finding("gpu", OK, f"driver {driver}: {said}")
-
-
 def judge_programs(found: Mapping[str, str | None]) -> list[Finding]:
     """:param found: where each of ``bash`` and ``git`` is, None where it is not installed."""
     findings = []
@@ -450,74 +420,10 @@ def _limits() -> dict[str, int | None]:
     return {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
 
 
-def _gpu() -> tuple[int | None, str | None, tuple[str, str]]:
-    try:
-        with open("/proc/driver/nvidia/version", encoding="utf-8", errors="replace") as file:
-            driver: str | None = driver_version(file.read())
-    except OSError:
-        driver = None
-    return _nvidia_devices(), driver, _nvidia_smi()
+def _gpu() -> list[Finding]:
+    from gpualert import doctor_gpu
 
-
-def driver_version(text: str) -> str:
-    """The version within /proc/driver/nvidia/version; the first line where none can be made out."""
-    first = text.strip().splitlines()[0] if text.strip() else "of unknown version"
-    for word in first.split():
-        if word.replace(".", "").isdigit() and "." in word:
-            return word
-    return first
-
-
-def _nvidia_devices() -> int | None:
-    folder = "/sys/bus/pci/devices"
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return None
-    count = 0
-    for name in names:
-        try:
-            with open(f"{folder}/{name}/vendor") as vendor, open(f"{folder}/{name}/class") as kind:
-                count += vendor.read().strip() == "0x10de" and kind.read().startswith(("0x0300", "0x0302"))
-        except OSError:
-            continue
-    return count
-
-
-def _nvidia_smi(bound_s: float = 10.0) -> tuple[str, str]:
-    query = "--query-gpu=index,name,memory.total"
-    how, status, said = run_bounded(["nvidia-smi", query, "--format=csv,noheader"], bound_s)
-    if how != "ended":
-        return how, ""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    if status != 0:
-        return "failed", " ".join(lines)[:300] or f"nothing, with exit status {status}"
-    return "ok", "; ".join(lines[:16]) or "no GPU listed"
-
-
-def run_bounded(argv: Sequence[str], bound_s: float) -> tuple[str, int | None, str]:
-    """
-    Run a program that may hang, even so that SIGKILL does not reach it (a process in the driver's hands).
-
-    :return: (``ended``, status, stdout and stderr), (``missing``, None, ""), or (``hangs``, None, "").
-    """
-    import tempfile
-
-    with tempfile.TemporaryFile() as output:  # a pipe would have to be waited for
-        try:
-            process = subprocess.Popen(
-                list(argv), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
-        except OSError:
-            return "missing", None, ""
-        try:
-            status = process.wait(bound_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.poll()  # not wait: it may never be collected
-            return "hangs", None, ""
-        output.seek(0)
-        return "ended", status, output.read(64 * 1024).decode("utf-8", "replace")
+    return doctor_gpu.look()
 
 
 def _programs() -> list[Finding]:

@@ -12,12 +12,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpualert import gitfacts, procfs, records
+from gpualert import gitfacts, probes, procfs, records
 from gpualert.errors import GpuAlertError
 from gpualert.logfile import LogReader, TimeIndex
+from gpualert.probes import Looks
 from gpualert.rundir import FORMAT_VERSION, RunDirectory, encode_json, replace, write_once
 
 if TYPE_CHECKING:
+    from gpualert.exit_facts import ExitFacts
     from gpualert.rank_files import RankFile
     from gpualert.scan import ScanResult
     from gpualert.verdict import Classification, Evidence
@@ -112,6 +114,7 @@ class Observer:
         self._pause_s = CLOSING_S
         self._began_at = time.monotonic()
         self._git: threading.Thread | None = None
+        self._looks: Looks | None = Looks(directory)
 
     def run(self) -> None:
         """Until the verdict is written, or nobody is left who could write how the child ended."""
@@ -132,6 +135,7 @@ class Observer:
                 self._conclude()
                 return
             self._save_sometimes()
+            self._look_beside()
             if scanned:
                 self._pause_s = CLOSING_S
                 continue
@@ -139,6 +143,7 @@ class Observer:
                 self._save()
                 return
             self._ask_git_once()
+            _warm_up()
             self._pause()
 
     def _scan_some(self) -> bool:
@@ -152,7 +157,7 @@ class Observer:
 
     def _conclude(self) -> None:
         generation, offset = self._progress.reader.position
-        classification = judge(self._directory, self._progress.scanner.finish(), self._progress.before_cut)
+        classification = judge(self._directory, self._progress.scanner.finish(), self._progress.before_cut, self._looks)
         verdict = dict(classification.to_json(), format_version=FORMAT_VERSION, generation=generation, offset=offset)
         write_once(self._directory.verdict_path, encode_json(verdict) + b"\n")
         self._note_time(generation, offset, force=True)
@@ -162,6 +167,16 @@ class Observer:
             self._index.append(generation, offset, time.time(), force)
         except OSError:  # the disk is full: the verdict matters more than the times
             pass
+
+    def _look_beside(self) -> None:
+        """Whatever is due beside the scan. A defect there costs what would have been seen, and nothing else."""
+        child = self._find_child()
+        if self._looks is None or child is None or self._child_ended_at is not None:
+            return
+        try:
+            self._looks.step(child)
+        except Exception:
+            self._looks = None
 
     # -- waiting
 
@@ -230,12 +245,15 @@ class Observer:
             self._git.start()
 
 
-def judge(directory: RunDirectory, scan: ScanResult, before_cut: ScanResult | None = None) -> Classification:
+def judge(
+    directory: RunDirectory, scan: ScanResult, before_cut: ScanResult | None = None, looks: Looks | None = None
+) -> Classification:
     """
-    The verdict about a launch that has ended, from its log and what its keepers wrote down.
+    The verdict about a launch that has ended, from its log, what its keepers wrote down, and what was seen of the host.
 
     :param before_cut: what the log held before the command cut it; it decides only where the rest does not, and its
         evidence says where it comes from.
+    :param looks: of the observer that saw the launch run; None: what one of them wrote down counts.
     :raises RunDirectoryError: the facts cannot be read.
     """
     from gpualert.classify import ExitFacts, classify
@@ -252,13 +270,29 @@ def judge(directory: RunDirectory, scan: ScanResult, before_cut: ScanResult | No
         lost=record.lost_reason,
         exec_errno=record.exec_errno,
     )
-    verdict = classify(facts, scan)
+    beside = _beside_the_log(directory, record, facts, scan, looks)
+    verdict = classify(facts, scan, beside)
     if not facts.succeeded and only_echoes(verdict):
-        verdict = with_rank_files(verdict, _rank_files(directory, record, scan), facts, scan.rules)
+        verdict = with_rank_files(verdict, _rank_files(directory, record, scan), facts, scan.rules, beside)
     if before_cut is None or verdict.failure_class is not FailureClass.UNKNOWN:
         return verdict
-    earlier = classify(facts, before_cut)
+    earlier = classify(facts, before_cut, beside)
     return verdict if earlier.failure_class is FailureClass.UNKNOWN else _of_lost_bytes(earlier)
+
+
+def _beside_the_log(
+    directory: RunDirectory, record: records.RunRecord, facts: ExitFacts, scan: ScanResult, looks: Looks | None
+) -> dict[str, Any] | None:
+    """What the host showed. None when nobody could look, or a defect of ours kept them from it."""
+    from gpualert.judge_observations import names_of_jobs, rank_killed
+
+    try:
+        lines, killed = names_of_jobs(scan), rank_killed(facts, scan)
+        if looks is not None:
+            return looks.conclude(facts, record.child_pid, lines, killed)
+        return probes.for_report(directory, facts, record.child_pid, lines, killed)
+    except Exception:
+        return None
 
 
 def _rank_files(directory: RunDirectory, record: records.RunRecord, scan: ScanResult) -> list[RankFile]:
@@ -293,6 +327,11 @@ def record_git(directory: RunDirectory) -> None:
         write_once(directory.git_path, encode_json(value) + b"\n", durable=False)
     except (GpuAlertError, OSError):  # then it is not known, and the report says so
         pass
+
+
+def _warm_up() -> None:
+    """Import while nothing happens what the verdict will need."""
+    from gpualert import rank_files, several  # noqa: F401
 
 
 def load_scan(directory: RunDirectory) -> dict[str, Any] | None:

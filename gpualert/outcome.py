@@ -37,6 +37,8 @@ class Outcome:
     :param created_at: ISO 8601 in UTC, as are ``started_at`` and ``ended_at``; on the host's clock.
     :param duration_s: seconds the child ran, by the host's monotonic clock.
     :param git: {commit, dirty} of ``cwd`` when the child started; None when it is no checkout or git could not say.
+    :param observations: what was seen of the host beside the log (:func:`gpualert.observations.for_outcome`); None when
+        nobody looked.
     :param result: the content of ``result_file``; None when there is none, and ``result_error`` then says why, if one
         was asked for.
     :param versions: {gpualert, python, archive}.
@@ -73,6 +75,7 @@ class Outcome:
     duration_s: float | None = None
     git: Mapping[str, Any] | None = None
     survivors: tuple[Mapping[str, Any], ...] | None = None
+    observations: Mapping[str, Any] | None = None
     result: Any = None
     result_error: str | None = None
     versions: Mapping[str, str | None] = field(default_factory=dict)
@@ -157,11 +160,11 @@ def _shortened(value: dict[str, Any]) -> dict[str, Any]:
     if value["result"] is not None and len(json.dumps(value["result"]).encode()) > MAX_JSON_BYTES // 2:
         value["result"] = None
         value["result_error"] = f"the result is larger than {MAX_JSON_BYTES // 2} bytes and stays in its file"
-    for name in ("alternatives", "cascade", "survivors", "not_seen", "evidence", "warnings"):
+    for name in ("alternatives", "cascade", "survivors", "not_seen", "observations", "evidence", "warnings"):
         if size() <= MAX_JSON_BYTES:
             break
-        kept = value[name][:1] if name == "evidence" else []
-        left_out = len(value[name] or ()) - len(kept)
+        kept = value[name][:1] if name == "evidence" else None if name == "observations" else []
+        left_out = len(value[name] or ()) - len(kept or ())
         value[name] = kept
         if left_out > 0 and name != "warnings":
             value["warnings"] = [

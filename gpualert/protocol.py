@@ -226,6 +226,7 @@ class Conversation:
     :param remote_python: the first Python to try there, a name or a path; None for the usual order.
     :param local: talk to ``python -m gpualert serve`` (:meth:`local_arguments`), which needs no bootstrap and no
         archive.
+    :param with_pynvml: see ``archive.build``: the host reads its GPUs' state with it.
     """
 
     def __init__(
@@ -234,7 +235,7 @@ class Conversation:
         root: str | None = None,
         remote_python: str | None = None,
         local: bool = False,
-        with_pynvml: bool = False,
+        with_pynvml: bool | None = False,
         nonce: str | None = None,
     ) -> None:
         self.nonce = os.urandom(16).hex() if nonce is None else nonce

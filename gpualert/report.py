@@ -13,7 +13,7 @@ import platform
 import time
 from typing import Any
 
-from gpualert import __version__, observer, procfs, records
+from gpualert import __version__, observations, observer, probes, procfs, records
 from gpualert.errors import GpuAlertError
 from gpualert.guard import OBSERVER_DELAY_S
 from gpualert.outcome import Outcome
@@ -68,6 +68,7 @@ def build(
             name: tuple(value) if isinstance(value, list) else value for name, value in classification.to_json().items()
         }
         warnings += [*trouble, *opinion.pop("warnings")]
+        opinion["observations"] = _observations(directory, record)
     if record.log_truncated:
         warnings.append(_CUT)
     git, git_warning = _git(directory, ask_git and _just_ended(record))
@@ -182,6 +183,17 @@ def _unknown() -> Classification:
 
 
 # -- what lies beside
+
+
+def _observations(directory: RunDirectory, record: RunRecord) -> dict[str, Any] | None:
+    """What was seen of the host, for people; None when nothing was."""
+    try:
+        before, after = probes.read(directory)
+        if before is None and after is None:
+            return None
+        return observations.for_outcome(before, after, (after or {}).get("reduced") or {})
+    except Exception:  # damaged, or of a newer version: the verdict has been said
+        return None
 
 
 def _git(directory: RunDirectory, ask: bool) -> tuple[dict[str, Any] | None, str | None]:

@@ -112,6 +112,8 @@ class RunDirectory:
         self.scan_path = path + "/observer/scan.json"
         self.verdict_path = path + "/observer/verdict.json"
         self.git_path = path + "/observer/git.json"
+        self.before_path = path + "/observer/before.json"
+        self.after_path = path + "/observer/after.json"
 
     @property
     def number(self) -> int:
@@ -174,6 +176,14 @@ class RunDirectory:
     def read_git(self) -> dict[str, Any] | None:
         """{git: {commit, dirty} or null, warning: text or null}; None when git has not been asked."""
         return read_json(self.git_path)
+
+    def read_before(self) -> dict[str, Any] | None:
+        """What probes saw near the start; None when they have not looked (yet)."""
+        return read_json(self.before_path)
+
+    def read_after(self) -> dict[str, Any] | None:
+        """What was sampled on the way, and what probes saw at the end; None when they have not looked (yet)."""
+        return read_json(self.after_path)
 
     def read_ack(self) -> dict[str, Any] | None:
         """

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 from gpualert.classify import ExitFacts, classify
 from gpualert.rank_files import RankFile
@@ -45,18 +45,23 @@ def first_cause(judged: Sequence[JudgedLog]) -> Classification:
 
 
 def with_rank_files(
-    verdict: Classification, files: Sequence[RankFile], exit: ExitFacts, rules: RuleSet | None = None
+    verdict: Classification,
+    files: Sequence[RankFile],
+    exit: ExitFacts,
+    rules: RuleSet | None = None,
+    observations: Mapping[str, Any] | None = None,
 ) -> Classification:
     """
     The verdict on a job's log, or on a rank's own file where only that holds the cause.
 
+    :param observations: as for :func:`gpualert.classify.classify`.
     :param files: earliest first. Their evidence has the file's path as its source; where the file is no log, no lines.
     """
     judged: list[JudgedLog] = []
     for file in files:
         scanner = Scanner(rules)
         scanner.feed(file.text)
-        found = classify(exit, scanner.finish())
+        found = classify(exit, scanner.finish(), observations)
         if not only_echoes(found):
             judged.append((file.path, _as_rank(found, file), "%020.6f" % file.written_at))
     if not judged:

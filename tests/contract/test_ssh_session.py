@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gpualert import procfs, protocol
+from gpualert import archive, procfs, protocol
 from gpualert.protocol import HostError
 from gpualert_provider.hooks.blocking import BlockingSession, open_session
 from gpualert_provider.hooks.errors import TransportError
@@ -368,3 +368,11 @@ def test_the_local_helper_leaves_when_the_session_is_closed(tmp_path: Path):
     session.close()
 
     assert not os.path.exists(f"/proc/{pid}") and time.monotonic() - began < 30
+
+
+def test_the_host_gets_the_module_that_reads_its_gpus(kind: str, target: SshTarget):
+    """Both libraries offer the same archive, so a host keeps one, and pynvml can be imported beside the package."""
+    hello = greet(kind, target)
+
+    assert hello["digest"] == archive.build(with_pynvml=True).digest
+    assert (Path(hello["archive"]) / "pynvml.py").is_file()

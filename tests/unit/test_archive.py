@@ -130,6 +130,22 @@ def test_pynvml_may_be_placed_inside() -> None:
     assert b"nvmlInit" in zipfile.ZipFile(io.BytesIO(with_it.data)).read("pynvml.py")
 
 
+def test_pynvml_is_placed_inside_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the provider asks for: a worker without nvidia-ml-py sends the archive without it."""
+    assert archive.build(with_pynvml=None).digest == archive.build(with_pynvml=True).digest
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert archive.build(with_pynvml=None).digest == archive.build(with_pynvml=False).digest
+
+
+def test_an_older_package_of_that_name_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of modules is not what is imported on hosts."""
+    (tmp_path / "pynvml").mkdir()
+    (tmp_path / "pynvml" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    assert archive.build(with_pynvml=None).digest == archive.build(with_pynvml=False).digest
+
+
 def test_a_missing_pynvml_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for and not there: an error that says which package brings it."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -77,7 +77,7 @@ def _open_session(
     target: Target, root: str | None, remote_python: str | None, first: Mapping[str, Any] | None
 ) -> BlockingSession:
     local = isinstance(target, LocalTarget)
-    conversation = Conversation(root=root, remote_python=remote_python, local=local)
+    conversation = Conversation(root=root, remote_python=remote_python, local=local, with_pynvml=None)
     if first is not None:
         conversation.send(first)
     link: Link

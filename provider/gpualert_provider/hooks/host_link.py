@@ -284,7 +284,7 @@ class HostLink:
         target = self.target
         # Building the archive reads files, the first time.
         self._conversation = await asyncio.to_thread(
-            Conversation, root=self.key.root, remote_python=self.key.remote_python
+            Conversation, root=self.key.root, remote_python=self.key.remote_python, with_pynvml=None
         )
         borrowed = connections.acquire(target)
         connection = await borrowed.__aenter__()
