@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpualert.signature import Role, RuleSet, Signature, default_rules, reads_digits
-from gpualert.signature_lint import faults_of_pattern, faults_of_table, unreachable
+from gpualert.signature_lint import Coverage, Line, faults_of_pattern, faults_of_table, slow_line, unfound
+from gpualert.signature_samples import lines_of_branches
 from gpualert.signatures import TABLE
 from gpualert.taxonomy import FailureClass
 
@@ -40,18 +41,56 @@ def test_rows_that_cannot_speak_are_found() -> None:
         assert word in faults
 
 
-def test_a_row_that_another_hides_is_found() -> None:
-    """A sample that its own row does not get is a fault of the table."""
-    rules = RuleSet(
-        (
-            Signature("quoted.all", ("broken",), "broken", Role.BENIGN),
-            Signature("x.broken", ("broken",), "is broken", Role.ROOT, FailureClass.NCCL),
-        )
+RULES = RuleSet(
+    (
+        Signature("quoted.all", ("broken",), "broken", Role.BENIGN),
+        Signature("x.broken", ("broken",), "is broken", Role.ROOT, FailureClass.NCCL),
+        Signature("x.lost", ("lost",), r"\blost\b", Role.ROOT, FailureClass.NCCL),
+        Signature("x.file_lost", ("file lost",), r"file lost", Role.ROOT, FailureClass.FILE_NOT_FOUND),
+        Signature("x.unheard", ("unheard",), r"unheard of", Role.ROOT, FailureClass.NCCL),
+        Signature("x.echo", ("file",), r"the file", Role.ECHO, FailureClass.NCCL),
     )
-    assert list(unreachable(rules, {"x.broken": "it is broken"})) == [
-        "quoted.all: no sample line",
-        "x.broken: quoted.all takes its sample",
-    ]
+)
+
+
+def test_rows_without_a_line_and_rows_that_others_hide_are_found() -> None:
+    """What no real line needs is a guess; what an earlier row always takes is dead."""
+    coverage = Coverage(RULES, [Line("a:1", "it is broken"), Line("a:2", "the file lost its head")])
+
+    assert coverage.without_sample() == ["x.unheard"]
+    assert coverage.unreachable() == {"x.broken": "quoted.all", "x.file_lost": "x.lost"}
+    assert "x.echo" in coverage.decides, "an echo of the same class as the cause is not hidden by it"
+
+
+def test_an_overlap_names_both_rows_and_the_line() -> None:
+    """Two causes of different classes on one line: which of them wins is a matter of order alone, so it is shown."""
+    coverage = Coverage(RULES, [Line("a:2", "the file lost its head")])
+
+    assert [(o.first, o.second, o.line.where) for o in coverage.overlaps()] == [("x.lost", "x.file_lost", "a:2")]
+
+
+def test_branches_become_lines() -> None:
+    """Each alternative, and optional parts in and out; what a look-around asks for is left out."""
+    made = set(lines_of_branches(r"(?:red|blue) ?cars?\b \d{2}"))
+    assert made >= {"redcar 00", "bluecar 00", "red car 00", "redcars 00"}
+    assert lines_of_branches("abc(?=d)") == ()
+
+
+def test_a_branch_that_no_word_finds_is_found() -> None:
+    """Words come from the pattern too; a branch of two letters has none that can be searched for."""
+    rules = RuleSet((Signature("x.y", ("long words",), "long words|ab", Role.ROOT, FailureClass.NCCL),))
+    assert list(unfound(rules)) == ["x.y: no word finds 'ab'"]
+
+
+@pytest.mark.parametrize("pattern", [r"b\w+.{0,20}(?:fail|error)", r"\d+ x"])
+def test_time_that_grows_faster_than_the_line_is_seen(pattern: str) -> None:
+    """Also where each part looks harmless: what one repetition eats, another may give back."""
+    assert slow_line(pattern) is not None
+
+
+def test_plain_patterns_are_not_called_slow() -> None:
+    """Words, a bound, and words."""
+    assert slow_line(r"error \d{1,9} in .{0,80} at line \d{1,9}") is None
 
 
 def test_patterns_that_read_numbers_are_known() -> None:
