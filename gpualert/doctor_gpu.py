@@ -105,7 +105,7 @@ def _judge_health(gpu: Mapping[str, Any]) -> list[Finding]:
     if held:
         words = f"{who} holds its clocks down now: {', '.join(held)}"
         findings.append((WARNING, words, "look after cooling and power: nvidia-smi -q -d PERFORMANCE"))
-    return [Finding("gpu_health", *found) for found in findings]
+    return [Finding("gpu", *found) for found in findings]
 
 
 def _judge_memory(gpus: Sequence[Mapping[str, Any]]) -> list[Finding]:
@@ -114,13 +114,13 @@ def _judge_memory(gpus: Sequence[Mapping[str, Any]]) -> list[Finding]:
     if not known:
         return []
     if not busy:
-        return [Finding("gpu_memory", OK, "no GPU's memory is in use")]
+        return [Finding("gpu_use", OK, "no GPU's memory is in use")]
     texts = []
     for gpu in busy:
         total = "" if gpu["memory_total_bytes"] is None else f" of {_gib(gpu['memory_total_bytes'])}"
         texts.append(f"{describe(gpu)}: {_gib(gpu['memory_used_bytes'])}{total} in use by {_users(gpu)}")
     advice = "other GPUs: set CUDA_VISIBLE_DEVICES in the command's environment" if len(busy) < len(gpus) else None
-    return [Finding("gpu_memory", WARNING, "; ".join(texts), advice or "wait, or ask whose processes these are")]
+    return [Finding("gpu_use", WARNING, "; ".join(texts), advice or "wait, or ask whose processes these are")]
 
 
 def _users(gpu: Mapping[str, Any]) -> str:

@@ -373,7 +373,7 @@ def test_a_host_is_examined_with_what_was_sent_to_it(nvml: FakeNvml, tmp_path: P
         findings = talk.ask(protocol.doctor_request(), "findings").header["findings"]
     found = {finding["name"]: finding for finding in findings}
     assert "CUDA up to 12.8: 2 × NVIDIA H100 80GB HBM3 (80.0 GiB)" in found["gpu"]["found"]
-    assert "40.0 GiB of 80.0 GiB in use by pid 999999999" in found["gpu_memory"]["found"]
+    assert "40.0 GiB of 80.0 GiB in use by pid 999999999" in found["gpu_use"]["found"]
 
 
 # -- nvidia-smi

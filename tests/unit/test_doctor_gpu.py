@@ -64,7 +64,7 @@ def test_gpus_in_good_order() -> None:
     found = judge(gpu(0), gpu(1), gpu(2, name="NVIDIA T400", memory_total_bytes=None))
     assert found == [
         Finding("gpu", OK, "driver 550.54.15, CUDA up to 12.4: 2 × NVIDIA H100 (80.0 GiB), 1 × NVIDIA T400"),
-        Finding("gpu_memory", OK, "no GPU's memory is in use"),
+        Finding("gpu_use", OK, "no GPU's memory is in use"),
     ]
 
 
@@ -91,7 +91,7 @@ def test_memory_in_use_has_a_name() -> None:
     leaked = gpu(1, memory_used_bytes=2 * GIB)
     unknown = gpu(2, memory_used_bytes=2 * GIB, processes=None)
     finding = judge(busy, leaked, unknown, gpu(3))[-1]
-    assert (finding.name, finding.status) == ("gpu_memory", WARNING)
+    assert (finding.name, finding.status) == ("gpu_use", WARNING)
     first, second, third = finding.found.split("; ")
     assert "61.0 GiB of 80.0 GiB in use by pid 4242 (python3, " in first and first.endswith(", pid 4243")
     assert "nobody that can be seen" in second
@@ -110,8 +110,8 @@ def test_memory_in_use_has_a_name() -> None:
     ],
 )
 def test_a_gpu_that_is_not_well(what: dict[str, Any], status: str, words: str) -> None:
-    (finding,) = [finding for finding in judge(gpu(0, **what)) if finding.name == "gpu_health"]
-    assert finding.status == status and words in finding.found and finding.advice
+    _, finding, _ = judge(gpu(0, **what))
+    assert (finding.name, finding.status) == ("gpu", status) and words in finding.found and finding.advice
 
 
 def test_this_host_is_looked_at() -> None:
