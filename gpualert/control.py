@@ -310,6 +310,10 @@ def _all_runs(root: str | None) -> list[RunDirectory]:
     return list(runs.values())
 
 
+#: Seconds for which a launch that has been reported is kept in any case.
+REPORTED_REST_S = 900.0
+
+
 def clean(
     root: str | None = None,
     *,
@@ -322,7 +326,8 @@ def clean(
     Remove run directories of launches that have ended.
 
     Whatever is older than the limit goes; of the rest, the oldest go until ``keep_count`` and ``keep_bytes`` are kept,
-    but only those whose end was delivered to a follower. A launch that lives, or may live, stays in any case.
+    but only those whose end was delivered to a follower, some time ago (what was delivered can be lost with whoever took
+    it). A launch that lives, or may live, stays in any case.
     :param older_than_s: seconds since the end.
     :return: what was removed (or would be), as {launch_id, run_directory, size_bytes, ended_at, why}, the oldest first.
     """
@@ -341,7 +346,7 @@ def clean(
         why = None
         if now - ended_at > older_than_s:
             why = f"ended more than {older_than_s:g} s ago"
-        elif ack.get("ended"):
+        elif ack.get("ended") and now - ended_at > REPORTED_REST_S:
             if keep_count is not None and kept_count > keep_count:
                 why = f"more than {keep_count} launches"
             elif keep_bytes is not None and kept_bytes > keep_bytes:

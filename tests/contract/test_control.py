@@ -90,13 +90,15 @@ def test_the_list_is_complete_and_in_order(host: Host) -> None:
     assert [r.launch_id for r in control.list_launches()] == made
 
 
-def test_cleaning_never_takes_a_live_or_an_unreported_run(host: Host) -> None:
-    """By age what has ended; by number and size only what a follower has delivered."""
+def test_cleaning_never_takes_a_live_or_an_unreported_run(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By age what has ended; by number and size only what a follower has delivered, and not a moment ago."""
     live = host.launch(["sleep", "600"])
     reported = host.finish("echo reported")
     RunDirectory(reported.run_directory).write_ack(0, 9, ended=True)
     unreported = host.finish("echo unreported")
 
+    assert control.clean(older_than_s=3600, keep_count=0, dry_run=True) == []
+    monkeypatch.setattr(control, "REPORTED_REST_S", 0.0)
     would = control.clean(older_than_s=3600, keep_count=0, keep_bytes=0, dry_run=True)
     assert [one["launch_id"] for one in would] == [reported.launch_id]
     assert would[0]["size_bytes"] > 0 and "launches" in would[0]["why"]

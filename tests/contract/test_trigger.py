@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,6 +176,17 @@ def test_a_triggerer_that_dies_is_followed_by_one_that_goes_on(target: SshTarget
 
     assert numbers(first.training_lines) + numbers(second.training_lines) == list(range(1, 61))
     assert event["outcome"]["state"] == "SUCCEEDED"
+
+
+def test_the_host_is_told_that_the_end_has_been_heard(target: SshTarget):
+    """So cleaning there may take the launch, once it has lain for a while."""
+    launch_id = started(target, "echo one; sleep 1")
+    run(trigger_for(launch_id))
+
+    with open_session(target) as session:
+        record = session.call(protocol.inspect_request(launch_id=launch_id))["record"]
+    ack = json.loads(Path(record["run_directory"], "ack.json").read_text())
+    assert (ack["offset"], ack["ended"]) == (4, True)
 
 
 def test_a_host_that_stays_away_is_unreachable_after_patience(ssh_host: SshHost, target: SshTarget):

@@ -306,10 +306,10 @@ class GpuTrainingTrigger(BaseTrigger):
                 return
             await log_has_room()
 
-    async def _acknowledge(self) -> None:
+    async def _acknowledge(self, ended: bool = False) -> None:
         if self._writer is not None and self._session is not None:
             position = self._writer.position
-            await self._session.send_ack(position.generation, position.offset_bytes)
+            await self._session.send_ack(position.generation, position.offset_bytes, ended)
 
     async def _ended(self, frame: Frame, now: float) -> Outcome:
         if self._writer is not None:
@@ -318,7 +318,8 @@ class GpuTrainingTrigger(BaseTrigger):
             if replaced:
                 self._tell_once(f"{replaced} place(s) of the log are no valid UTF-8; they are shown as \ufffd.")
             try:
-                await self._acknowledge()
+                # The event can still be lost with this triggerer: the host keeps what ended a moment ago.
+                await self._acknowledge(ended=True)
             except TransportError:
                 pass  # the outcome is here; at worst the last lines are printed once more
         outcome = Outcome.from_json(frame.header["outcome"])
