@@ -203,8 +203,8 @@ class Kill(NamedTuple):
 
 
 _KILLED = re.compile(
-    r"^(?:.{0,80}?)(?:Memory cgroup out of memory|Out of memory(?: \([^)]{0,40}\))?): Kill(?:ed)? process (\d{1,10})"
-    r"(?:, UID (\d{1,10}),)? \((.{0,64}?)\)(?=,? |$|,)(.*)$"
+    r"^(?:Memory cgroup out of memory|Out of memory(?: \([^)]{0,40}\))?): Kill(?:ed)? process (\d{1,10})"
+    r"(?:, UID (\d{1,10}),)? \((.{0,64})\)(?= total-vm| score |, |$)(.*)$"
 )
 _UID = re.compile(r"\bUID:(\d{1,10})\b")
 _OOM_KILL = re.compile(

@@ -46,6 +46,8 @@ def group_of(cgroup: str, mountinfo: str) -> Group | None:
     for line in cgroup.splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
+        if not path.startswith("/"):
+            continue
         if "memory" in controllers.split(","):
             version, name = 1, path
             break
