@@ -139,7 +139,11 @@ def launch(
                 raise _Lost
             run = folder.run_directory(number)
             run.create()
-            rundir.write_file(run.spec_path, rundir.encode_json(spec.to_json()) + b"\n")
+            stored = spec.to_json()
+            rules = stored.pop("rules")
+            rundir.write_file(run.spec_path, rundir.encode_json(stored) + b"\n")
+            if rules is not None:
+                rundir.write_file(run.rules_path, rundir.encode_json(rules) + b"\n")
             shell.write_scripts(spec, run)
             starting.give_word(run)
         except _Lost:
@@ -165,6 +169,7 @@ def start_fast(
     leftovers: str = "kill",
     root: str | None = None,
     stdin: int | None = None,
+    rules: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> FastLaunch:
     """
@@ -172,6 +177,7 @@ def start_fast(
 
     :param stdin: descriptor that becomes the child's standard input (the terminal's, say); None for /dev/null.
     :param env: set beside the caller's environment.
+    :param rules: the user's own, compiled and checked.
     :raises RunDirectoryError: kinds ``no_root``, ``disk``; nothing is left behind.
     :raises InvalidSpec: kind ``cwd_missing``.
     """
@@ -213,6 +219,8 @@ def start_fast(
             "root": root,
         }
         rundir.write_file(run.spec_path, rundir.encode_json(spec) + b"\n")
+        if rules is not None:
+            rundir.write_file(run.rules_path, rundir.encode_json(dict(rules)) + b"\n")
         pids = starting.give_word(run)
     except BaseException:
         if starting.call_off(run) and folder is not None:

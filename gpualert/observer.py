@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpualert import gitfacts, probes, procfs, records
 from gpualert.errors import GpuAlertError
+from gpualert.launch_rules import rules_of_launch
 from gpualert.logfile import LogReader, TimeIndex
 from gpualert.probes import Looks
 from gpualert.rundir import FORMAT_VERSION, RunDirectory, encode_json, replace, write_once
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gpualert.exit_facts import ExitFacts
     from gpualert.rank_files import RankFile
     from gpualert.scan import ScanResult
+    from gpualert.signature import RuleSet
     from gpualert.verdict import Classification, Evidence
 
 #: Bytes of the log read and scanned together.
@@ -45,17 +47,22 @@ class ScanProgress:
 
     A log that was cut begins a new generation, scanned from its start. What the one before it held is kept
     in :attr:`before_cut` as long as this process lives.
+
+    :param rules: None: the built-in ones with those that the launch brought.
     """
 
-    def __init__(self, directory: RunDirectory, saved: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, directory: RunDirectory, saved: dict[str, Any] | None = None, rules: RuleSet | None = None
+    ) -> None:
         from gpualert.scan import Scanner
 
-        self.scanner = Scanner()
+        self._rules, self._warning = (rules, None) if rules is not None else rules_of_launch(directory)
+        self.scanner = Scanner(self._rules)
         self.before_cut: ScanResult | None = None
         generation, offset, fingerprint = 0, 0, None
         if saved is not None:
             try:
-                scanner = Scanner.from_state(saved["scanner"])
+                scanner = Scanner.from_state(saved["scanner"], self._rules)
                 generation, offset = int(saved["generation"]), int(saved["offset"])
                 fingerprint = bytes.fromhex(saved["fingerprint"])
                 self.scanner = scanner
@@ -82,7 +89,14 @@ class ScanProgress:
         found = self.scanner.finish()
         if found.events or found.traces:  # a cut that follows at once must not hide the one before it
             self.before_cut = found
-        self.scanner = Scanner()
+        self.scanner = Scanner(self._rules)
+
+    def judge(self, directory: RunDirectory, looks: Looks | None = None) -> Classification:
+        """:func:`judge` of all that was scanned, and by which rules where that is not clear. The scanner ends here."""
+        from dataclasses import replace as changed
+
+        verdict = judge(directory, self.scanner.finish(), self.before_cut, looks)
+        return verdict if self._warning is None else changed(verdict, warnings=(*verdict.warnings, self._warning))
 
     def to_json(self) -> dict[str, Any]:
         state = self.scanner.to_state()
@@ -157,7 +171,7 @@ class Observer:
 
     def _conclude(self) -> None:
         generation, offset = self._progress.reader.position
-        classification = judge(self._directory, self._progress.scanner.finish(), self._progress.before_cut, self._looks)
+        classification = self._progress.judge(self._directory, self._looks)
         verdict = dict(classification.to_json(), format_version=FORMAT_VERSION, generation=generation, offset=offset)
         write_once(self._directory.verdict_path, encode_json(verdict) + b"\n")
         self._note_time(generation, offset, force=True)

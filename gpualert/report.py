@@ -175,7 +175,7 @@ def _classify_here(directory: RunDirectory, bound_s: float) -> tuple[Classificat
         if time.monotonic() > until:
             done = progress.reader.position[1]
             return _unknown(), [f"of the log's {size} bytes, {done} could be scanned within {bound_s:g} s: no verdict"]
-    return observer.judge(directory, progress.scanner.finish(), progress.before_cut), []
+    return progress.judge(directory), []
 
 
 def _unknown() -> Classification:

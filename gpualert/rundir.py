@@ -90,6 +90,7 @@ class RunDirectory:
     def __init__(self, path: str) -> None:
         self.path = path
         self.spec_path = path + "/spec.json"
+        self.rules_path = path + "/rules.json"
         self.command_path = path + "/command.sh"
         self.setup_path = path + "/setup.sh"
         self.log_path = path + "/log"
@@ -150,6 +151,10 @@ class RunDirectory:
 
     def read_spec(self) -> dict[str, Any] | None:
         return read_json(self.spec_path)
+
+    def read_rules(self) -> dict[str, Any] | None:
+        """The user's rules in their compiled form; None when the launch came without any."""
+        return read_json(self.rules_path)
 
     def read_started(self) -> dict[str, Any] | None:
         return read_json(self.started_path)
@@ -219,7 +224,8 @@ class RunDirectory:
         write_once(self.started_path, self._encode(value), durable=False)
         make_durable(
             [
-                *(self.started_path, self.spec_path, self.command_path, self.setup_path, self.log_path),
+                *(self.started_path, self.spec_path, self.command_path, self.setup_path),
+                *(self.rules_path, self.log_path),
                 *(folder.claim_path(self.number), folder.key_path),
                 *(self.path, folder.path, os.path.dirname(folder.path)),
             ]

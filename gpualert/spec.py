@@ -17,6 +17,8 @@ from gpualert.errors import InvalidSpec
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 #: Longest command accepted, in bytes of UTF-8.
 MAX_COMMAND_BYTES = 4 * 1024 * 1024
+#: Most that compiled rules may take, in bytes of JSON.
+MAX_RULES_BYTES = 256 * 1024
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _ENVIRONMENT_KINDS = ("conda", "venv", "module")
 
@@ -45,6 +47,8 @@ class LaunchSpec:
     :param root: configured root for run directories on the host, absolute; None for the usual ones.
     :param stop_command: shell text run on the host (at most 30 s) when the launch is stopped, for what lives outside
         our process tree.
+    :param rules: the author's own rules for the verdict, in the compiled form that :mod:`gpualert.userrules` makes and
+        checks; here only form and size are.
     :raises InvalidSpec: the first thing that cannot be right, by name.
     """
 
@@ -63,6 +67,7 @@ class LaunchSpec:
     label: str | None = None
     root: str | None = None
     stop_command: str | None = None
+    rules: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.command, str):
@@ -73,6 +78,8 @@ class LaunchSpec:
             raise InvalidSpec(f"secret_env: expected a list of names, found {type(self.secret_env).__name__}")
         object.__setattr__(self, "env", dict(self.env))
         object.__setattr__(self, "secret_env", tuple(self.secret_env))
+        if isinstance(self.rules, Mapping):
+            object.__setattr__(self, "rules", dict(self.rules))
         self._check()
 
     def _check(self) -> None:
@@ -111,6 +118,8 @@ class LaunchSpec:
             raise InvalidSpec(f"unbuffered: expected true, false or null, found {self.unbuffered!r}")
         if not (self.label is None or isinstance(self.label, str)):  # an empty one is as good as none
             raise InvalidSpec(f"label: expected text, found {type(self.label).__name__}")
+        if self.rules is not None:
+            _check_rules(self.rules)
 
     def to_json(self) -> dict[str, Any]:
         value = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -158,6 +167,26 @@ def _check_command(command: str | Sequence[str]) -> None:
     for word in (command,) if isinstance(command, str) else command:
         if "\0" in word:
             raise InvalidSpec("command: holds a NUL byte, which no command line can")
+
+
+def _check_rules(rules: object) -> None:
+    """
+    What anybody can check. Whether each rule is right is checked where they are written: a host with an older Python
+    or another version of ours must still run the training, and says in the verdict which rules it could not use.
+    """
+    from gpualert.durable import encode_json
+
+    if not isinstance(rules, Mapping) or not isinstance(rules.get("format_version"), int):
+        raise InvalidSpec(
+            "rules: expected the compiled form, an object with format_version, rules and silence (see `gpualert rules "
+            f"compile`), found {type(rules).__name__}"
+        )
+    try:
+        size = len(encode_json(dict(rules)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidSpec(f"rules: expected values that JSON knows: {error}") from None
+    if size > MAX_RULES_BYTES:
+        raise InvalidSpec(f"rules: expected at most {MAX_RULES_BYTES} bytes of JSON, found {size}")
 
 
 def _check_env_name(where: str, name: object) -> None:
