@@ -1,7 +1,7 @@
 """Rules of the user's own: add a row, replace one by its name, silence others.
 
-Written in TOML, which only Python 3.11 and later can read, so they are compiled to JSON where they are written and
-travel in that form. All of a file's faults are found when it is loaded, each with its place.
+Written in TOML, which only Python 3.11 and later can read by itself, so they are compiled to JSON where they are
+written, and travel in that form. All of a file's faults are found when it is loaded, each with its place.
 
     silence = ["habit.wandb"]
 
@@ -22,16 +22,24 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from gpualert.durable import encode_json
 from gpualert.errors import GpuAlertError
-from gpualert.signature import Role, RuleSet, Signature, default_rules, fold_word
+from gpualert.pattern_time import faults_of_user_pattern
+from gpualert.signature import Role, RuleSet, Signature, fold_word
 from gpualert.signature_lint import faults_of_pattern
+from gpualert.signatures import TABLE
+from gpualert.spec import MAX_RULES_BYTES
 from gpualert.taxonomy import FailureClass, FailureDomain
 
 FORMAT_VERSION = 1
 _MAX_RULES = 500
 _KEYS = {"name", "words", "pattern", "class", "role", "domain", "advice", "proves_not", "no_retry"}
+#: Readers of TOML: Python's own since 3.11, and the package it came from, which Airflow brings along before that.
+_TOML_READERS = ("tomllib", "tomli")
+_NO_CAUSE = (FailureClass.SUCCESS, FailureClass.UNKNOWN)
+_MAX_ADVICE = 500
 _NAME = re.compile(r"[a-z0-9_]+(?:\.[a-z0-9_]+)+")
 
 
@@ -47,12 +55,7 @@ def compile_rules(text: str, name: str = "rules") -> dict[str, Any]:
 
     :raises InvalidRules: it is no TOML, a rule is wrong, or this Python (before 3.11) has no TOML reader.
     """
-    try:
-        tomllib = importlib.import_module("tomllib")
-    except ImportError:
-        raise InvalidRules(
-            f"{name}: this Python has no TOML reader (3.11 has); compile the rules to JSON where there is one"
-        ) from None
+    tomllib = _toml_reader(name)
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -64,14 +67,25 @@ def compile_rules(text: str, name: str = "rules") -> dict[str, Any]:
     }
     if value:
         raise InvalidRules(f"{name}: expected [[rule]] and silence, found {', '.join(sorted(value))}")
-    rules_from_json(compiled, name)
+    check_rules(compiled, name)
     return compiled
 
 
-def rules_from_json(value: Mapping[str, Any], name: str = "rules") -> RuleSet:
-    """
-    The built-in rules with the user's in front.
+def _toml_reader(name: str) -> Any:
+    for module in _TOML_READERS:
+        try:
+            return importlib.import_module(module)
+        except ImportError:
+            continue
+    raise InvalidRules(
+        f"{name}: this Python has no TOML reader (3.11 has, and the package tomli is one); compile the rules to JSON "
+        "where there is one: gpualert rules compile"
+    )
 
+
+def check_rules(value: Mapping[str, Any], name: str = "rules") -> UserRules:
+    """
+    :param value: the compiled form.
     :raises InvalidRules: with all faults, one a line.
     """
     if value.get("format_version") != FORMAT_VERSION:
@@ -83,21 +97,62 @@ def rules_from_json(value: Mapping[str, Any], name: str = "rules") -> RuleSet:
         raise InvalidRules(f"{name}: expected at most {_MAX_RULES} rules, found {len(rules)}")
     faults: list[str] = []
     rows: list[Signature] = []
+    for key in sorted(set(value) - {"format_version", "rules", "silence"}, key=str):
+        faults.append(f"{name}: unknown key {key!r}; known are format_version, rules, silence")
     for number, entry in enumerate(rules, 1):
-        row = _row(entry, f"{name}: rule {number}", faults)
+        title = entry.get("name") if isinstance(entry, Mapping) else None
+        place = f"{name}: rule {number}" + (f" ({title})" if isinstance(title, str) else "")
+        row = _row(entry, place, faults)
         if row is not None:
             if any(row.name == other.name for other in rows):
-                faults.append(f"{name}: rule {number}: the name {row.name!r} is used twice")
+                faults.append(f"{place}: the name {row.name!r} is used twice")
             rows.append(row)
-    built_in = default_rules()
+    built_in = {row.name for row in TABLE}
     for item in silence:
-        if item not in built_in:
-            faults.append(f"{name}: silence: there is no rule {item!r}")
+        if not isinstance(item, str) or item not in built_in:
+            faults.append(f"{name}: silence: there is no built-in rule {item!r}{_nearest(item, built_in)}")
+    if not faults and len(encode_json(dict(value))) > MAX_RULES_BYTES:
+        faults.append(f"{name}: expected at most {MAX_RULES_BYTES} bytes in compiled form; it is larger")
     if faults:
         raise InvalidRules("\n".join(faults))
-    replaced = {row.name for row in rows}
-    kept = [row for row in built_in.rows if row.name not in replaced and row.name not in silence]
-    return RuleSet(tuple(rows) + tuple(kept))
+    return UserRules(tuple(rows), tuple(silence))
+
+
+def _nearest(item: object, names: set[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(item, sorted(names), 1) if isinstance(item, str) else []
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+class UserRules(NamedTuple):
+    """What one file of rules holds, checked."""
+
+    rows: tuple[Signature, ...]
+    silenced: tuple[str, ...]
+
+    @property
+    def added(self) -> tuple[Signature, ...]:
+        return tuple(row for row in self.rows if row.name not in {other.name for other in TABLE})
+
+    @property
+    def replaced(self) -> tuple[Signature, ...]:
+        """Rows that stand in the place of a built-in one of the same name."""
+        return tuple(row for row in self.rows if row.name in {other.name for other in TABLE})
+
+    def rule_set(self) -> RuleSet:
+        """The built-in rules with these in front."""
+        gone = {*self.silenced, *(row.name for row in self.rows)}
+        return RuleSet((*self.rows, *(row for row in TABLE if row.name not in gone)))
+
+
+def rules_from_json(value: Mapping[str, Any], name: str = "rules") -> RuleSet:
+    """
+    The built-in rules with the user's in front.
+
+    :raises InvalidRules: with all faults, one a line.
+    """
+    return check_rules(value, name).rule_set()
 
 
 def _row(entry: Any, place: str, faults: list[str]) -> Signature | None:
@@ -114,7 +169,10 @@ def _row(entry: Any, place: str, faults: list[str]) -> Signature | None:
     if not isinstance(pattern, str) or not pattern:
         faults.append(f"{place}: pattern: expected a regular expression, found {pattern!r}")
     else:
-        faults.extend(f"{place}: pattern: {fault}" for fault in faults_of_pattern(pattern))
+        found = faults_of_pattern(pattern)
+        if not any(fault.startswith("expected a regular expression") for fault in found):
+            found += faults_of_user_pattern(pattern)
+        faults.extend(f"{place}: pattern: {fault}" for fault in dict.fromkeys(found))
     words = entry.get("words", [pattern] if isinstance(pattern, str) and re.fullmatch(r"[\w ,/-]+", pattern) else None)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         faults.append(f"{place}: words: expected a list of plain strings of which one is in every line to be matched")
@@ -128,6 +186,14 @@ def _row(entry: Any, place: str, faults: list[str]) -> Signature | None:
         pass
     else:
         failure_class = _member(FailureClass, entry.get("class"), f"{place}: class", faults)
+        if failure_class in _NO_CAUSE:
+            faults.append(f"{place}: class: expected the class of a cause, found {entry.get('class')!r}")
+    for key in ("advice", "proves_not"):
+        text = entry.get(key, "")
+        if not isinstance(text, str) or len(text) > _MAX_ADVICE:
+            faults.append(f"{place}: {key}: expected text of at most {_MAX_ADVICE} characters, found {_short(text)}")
+    if not isinstance(entry.get("no_retry", False), bool):
+        faults.append(f"{place}: no_retry: expected true or false, found {entry['no_retry']!r}")
     domain = None if "domain" not in entry else _member(FailureDomain, entry["domain"], f"{place}: domain", faults)
     if len(faults) > before:
         return None
@@ -138,10 +204,14 @@ def _row(entry: Any, place: str, faults: list[str]) -> Signature | None:
         role=role,
         failure_class=failure_class,
         domain=domain,
-        proves_not=str(entry.get("proves_not", "")),
-        advice=None if entry.get("advice") is None else str(entry["advice"])[:500],
-        no_retry=bool(entry.get("no_retry", False)),
+        proves_not=entry.get("proves_not", ""),
+        advice=entry.get("advice"),
+        no_retry=entry.get("no_retry", False),
     )
+
+
+def _short(value: object) -> str:
+    return f"{len(value)} characters" if isinstance(value, str) else repr(value)[:60]
 
 
 def _member(vocabulary: Any, value: Any, place: str, faults: list[str]) -> Any:
@@ -155,7 +225,16 @@ def _member(vocabulary: Any, value: Any, place: str, faults: list[str]) -> Any:
 
 def load_rules(path: str) -> RuleSet:
     """
-    Rules from a ``.toml`` file or a compiled ``.json`` file.
+    The built-in rules with those of a ``.toml`` file or a compiled ``.json`` file in front.
+
+    :raises InvalidRules: the file cannot be read, or something in it is wrong.
+    """
+    return rules_from_json(compile_file(path), os.path.basename(path))
+
+
+def compile_file(path: str) -> dict[str, Any]:
+    """
+    The compiled form of a ``.toml`` file, or of one that is compiled already (``.json``), checked.
 
     :raises InvalidRules: the file cannot be read, or something in it is wrong.
     """
@@ -172,5 +251,6 @@ def load_rules(path: str) -> RuleSet:
             raise InvalidRules(f"{name}: expected JSON: {error}") from None
         if not isinstance(value, dict):
             raise InvalidRules(f"{name}: expected a JSON object")
-        return rules_from_json(value, name)
-    return rules_from_json(compile_rules(text, name), name)
+        check_rules(value, name)
+        return value
+    return compile_rules(text, name)

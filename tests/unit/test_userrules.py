@@ -57,7 +57,7 @@ def test_rules_add_replace_and_silence(tmp_path: Path) -> None:
     [
         ("x = 1", "found x"),
         ("[[rule]", "expected TOML"),
-        ('silence = ["nobody.home"]', "no rule 'nobody.home'"),
+        ('silence = ["nobody.home"]', "no built-in rule 'nobody.home'"),
         ('[[rule]]\nname = "Bad"\nwords=["abc"]\npattern="x"\nclass="nccl"', "name: expected"),
         ('[[rule]]\nname = "a.b"\nwords=["abc"]\npattern="(x+)+"\nclass="nccl"', "unbounded"),
         ('[[rule]]\nname = "a.b"\nwords=["12"]\npattern="x"\nclass="nccl"', "fewer than three"),
