@@ -261,15 +261,16 @@ def for_outcome(before: Look | None, after: Look | None, reduced: Mapping[str, A
 
 def _gpus(before: Look | None, after: Look | None, reduced: Mapping[str, Any]) -> list[dict[str, Any]]:
     first, last = seen(before, "gpu") or {}, seen(after, "gpu") or {}
-    earlier = {gpu.get("uuid") or gpu.get("index"): gpu for gpu in first.get("gpus") or ()}
-    later = {gpu.get("uuid") or gpu.get("index"): gpu for gpu in last.get("gpus") or ()}
+    pairs = [(old, _same(old, last.get("gpus") or ())) for old in first.get("gpus") or ()]
+    known = [id(new) for _, new in pairs if new is not None]
+    pairs += [(None, new) for new in last.get("gpus") or () if id(new) not in known]
     visible = (first or last).get("visible") or {}
     xids: dict[str, list[int]] = {}
     for xid in reduced.get("xids") or ():
         xids.setdefault(xid["pci"], []).append(xid["xid"])
     found = []
-    for name in [*earlier, *(name for name in later if name not in earlier)][:32]:
-        old, new = earlier.get(name) or {}, later.get(name) or {}
+    for one_before, one_after in pairs[:32]:
+        old, new = one_before or {}, one_after or {}
         one = old or new
         address = one.get("pci_bus_id")
         found.append(
@@ -288,6 +289,15 @@ def _gpus(before: Look | None, after: Look | None, reduced: Mapping[str, Any]) -
             }
         )
     return found
+
+
+def _same(gpu: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """A GPU that is lost may not even tell its name: then its number is what is left."""
+    for name in ("uuid", "pci_bus_id", "index"):
+        for other in others:
+            if gpu.get(name) is not None and other.get(name) == gpu[name]:
+                return other
+    return None
 
 
 def _driver(before: Look | None, after: Look | None) -> str | None:

@@ -27,10 +27,13 @@ FRAME = '  File "train.py", line 3, in <module>\n    step()\n'
 VALUE_ERROR = QUIET + TRACE + FRAME + "ValueError: bad mode\n"
 CUDA = QUIET + TRACE + FRAME + "RuntimeError: CUDA error: an illegal memory access was encountered\n"
 UNSPECIFIED = QUIET + TRACE + FRAME + "RuntimeError: CUDA error: unspecified launch failure\n"
-NCCL = QUIET + "[rank0]:[E] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)\n"
+NCCL = (
+    QUIET + "[rank0]:[E] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)\n"
+)
 ELASTIC_KILLED = (
     QUIET
-    + "torch.distributed.elastic.multiprocessing.api: [ERROR] failed (exitcode: -9) local_rank: 1 (pid: 4462) of binary: python\n"
+    + "torch.distributed.elastic.multiprocessing.api: [ERROR] failed (exitcode: -9) local_rank: 1 (pid: 4462)"
+    + " of binary: python\n"
     + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\ntrain.py FAILED\n"
     + "Signal 9 (SIGKILL) received by PID 4462\n"
 )
@@ -64,7 +67,13 @@ TABLE: list[tuple[str, str, dict[str, Any], dict[str, Any], FailureClass]] = [
     ("a line and a killed rank", ELASTIC_KILLED, {}, {"kernel_lines": [OOM]}, C.OOM_KILLER),
     ("a line and a killed loader worker", LOADER_KILLED, {}, {"kernel_lines": [OOM]}, C.OOM_KILLER),
     ("SIGKILL alone", QUIET, {"signal": 9}, {"oom_kills": 0, "kernel_lines": []}, C.UNKNOWN),
-    ("somebody else's kill", QUIET, {"signal": 9}, {"oom_kills": 0, "kernel_lines": [], "host_oom_kills": 1}, C.UNKNOWN),
+    (
+        "somebody else's kill",
+        QUIET,
+        {"signal": 9},
+        {"oom_kills": 0, "kernel_lines": [], "host_oom_kills": 1},
+        C.UNKNOWN,
+    ),
     (
         "the host ran out, and no cgroup tells",
         QUIET,
@@ -108,11 +117,23 @@ TABLE: list[tuple[str, str, dict[str, Any], dict[str, Any], FailureClass]] = [
         {"scheduler_state": "CANCELLED by 0", "kernel_lines": [OOM]},
         C.OOM_KILLER,
     ),
-    ("hardware made the scheduler cancel", UNSPECIFIED, {}, {"scheduler_state": "NODE_FAIL", "kernel_lines": [XID79]}, C.GPU_HARDWARE),
+    (
+        "hardware made the scheduler cancel",
+        UNSPECIFIED,
+        {},
+        {"scheduler_state": "NODE_FAIL", "kernel_lines": [XID79]},
+        C.GPU_HARDWARE,
+    ),
     ("Slurm has nothing to say", VALUE_ERROR, {}, {"scheduler_state": "FAILED"}, C.TRACEBACK),
     ("Slurm still runs", QUIET, {"code": 3}, {"scheduler_state": "RUNNING"}, C.UNKNOWN),
     ("SIGBUS and full shared memory", QUIET, {"signal": 7}, {"shm_full": SHM}, C.SHM_EXHAUSTED),
-    ("through a shell, and full", QUIET + "Bus error (core dumped)\n", {"code": 135}, {"shm_full": SHM}, C.SHM_EXHAUSTED),
+    (
+        "through a shell, and full",
+        QUIET + "Bus error (core dumped)\n",
+        {"code": 135},
+        {"shm_full": SHM},
+        C.SHM_EXHAUSTED,
+    ),
     ("SIGBUS and free shared memory", QUIET, {"signal": 7}, {"shm_full": None}, C.UNKNOWN),
     ("a loader's bus error", LOADER_BUS, {}, {"shm_full": SHM}, C.SHM_EXHAUSTED),
     ("ENOSPC without a path, shared memory full", NO_SPACE, {}, {"shm_full": SHM, "disks_full": []}, C.SHM_EXHAUSTED),
@@ -125,9 +146,7 @@ TABLE: list[tuple[str, str, dict[str, Any], dict[str, Any], FailureClass]] = [
 
 
 @pytest.mark.parametrize(("what", "log", "facts", "seen", "expected"), TABLE, ids=[row[0] for row in TABLE])
-def test_the_verdict(
-    what: str, log: str, facts: dict[str, Any], seen: dict[str, Any], expected: FailureClass
-) -> None:
+def test_the_verdict(what: str, log: str, facts: dict[str, Any], seen: dict[str, Any], expected: FailureClass) -> None:
     found = judge(log, seen, **facts)
     assert found.failure_class is expected, [item.text for item in found.evidence]
 
@@ -136,8 +155,18 @@ def test_the_verdict(
     ("log", "seen", "source", "words"),
     [
         (QUIET, {"kernel_lines": [OOM]}, "kernel", "Killed process 4462"),
-        (QUIET, {"oom_kills": 1, "cgroup": "/jobs/a", "memory_limit_bytes": 62914560}, "cgroup", "oom_kill grew by 1, limit 60 MiB"),
-        (QUIET, {"scheduler_state": "OUT_OF_MEMORY", "scheduler_said": "sacct: 7.0 OUT_OF_MEMORY"}, "slurm", "7.0 OUT_OF"),
+        (
+            QUIET,
+            {"oom_kills": 1, "cgroup": "/jobs/a", "memory_limit_bytes": 62914560},
+            "cgroup",
+            "oom_kill grew by 1, limit 60 MiB",
+        ),
+        (
+            QUIET,
+            {"scheduler_state": "OUT_OF_MEMORY", "scheduler_said": "sacct: 7.0 OUT_OF_MEMORY"},
+            "slurm",
+            "7.0 OUT_OF",
+        ),
     ],
 )
 def test_the_root_is_the_text_that_proves_it(log: str, seen: dict[str, Any], source: str, words: str) -> None:
@@ -163,7 +192,13 @@ def test_what_the_log_said_before_it_lost_is_kept() -> None:
         (TOO_MANY, {}, {"open_files": {"limit": 1024, "most": None}}, "host", "limit 1024"),
         (NO_SPACE, {}, {"disks_full": [DISK]}, "host", "/scratch"),
         (CUDA, {}, {"kernel_lines": [XID31]}, "kernel", "Xid (PCI:0000:3b:00): 31"),
-        (QUIET, {"signal": 9}, {"kernel_lines": [OOM], "memory_peak_bytes": 99, "memory_limit_bytes": 100}, "cgroup", "memory peak"),
+        (
+            QUIET,
+            {"signal": 9},
+            {"kernel_lines": [OOM], "memory_peak_bytes": 99, "memory_limit_bytes": 100},
+            "cgroup",
+            "memory peak",
+        ),
     ],
 )
 def test_what_agrees_is_added_as_evidence(

@@ -11,7 +11,10 @@ from gpualert import observations
 from gpualert.exit_facts import ExitFacts
 
 CHILD = 4462
-OOM_KILL = f"oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/a,task_memcg=/a,task=python,pid={CHILD},uid=0"
+OOM_KILL = (
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/a,"
+    f"task_memcg=/a,task=python,pid={CHILD},uid=0"
+)
 KILLED = f"Memory cgroup out of memory: Killed process {CHILD} (python) total-vm:1kB, anon-rss:1kB, UID:0 pgtables:1kB"
 XID = "NVRM: Xid (PCI:0000:{:02x}:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 INITIAL = "pid:[4026531836]"
@@ -188,7 +191,9 @@ def test_without_any_look_nothing_is_claimed() -> None:
     assert not set(found) & {"oom_kills", "kernel_lines", "gpu_lost", "shm_full", "host_memory_percent"}
 
 
-@pytest.mark.parametrize("damaged", [{}, {"memory": None}, {"memory": {"seen": None}, "kernel": {"seen": {}}}, {"gpu": 7}])
+@pytest.mark.parametrize(
+    "damaged", [{}, {"memory": None}, {"memory": {"seen": None}, "kernel": {"seen": {}}}, {"gpu": 7}]
+)
 def test_looks_of_another_shape_are_survived(damaged: dict[str, Any]) -> None:
     found = reduce(damaged, damaged)
     assert found.get("oom_kills") is None

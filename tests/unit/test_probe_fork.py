@@ -109,7 +109,7 @@ def test_where_no_process_can_be_made_it_says_so(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "fork", refuse)
     before = set(os.listdir("/proc/self/fd"))
-    found = wait(start({"it": (lambda: {}, 1.0)}), 1.0)
+    found = wait(start({"it": (dict, 1.0)}), 1.0)
     assert found == {"it": {"not_seen": "no process could be made: Resource temporarily unavailable"}}
     assert len(os.listdir("/proc/self/fd")) == len(before)
 

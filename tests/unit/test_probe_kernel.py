@@ -7,22 +7,30 @@ import pytest
 from gpualert import probe_kernel
 from gpualert.probe_kernel import Launch, Record, about, crashes, kills, parse_dated, parse_kmsg, printable, xids
 
-KILLED = "Memory cgroup out of memory: Killed process 13771 (python3) total-vm:221368kB, anon-rss:61056kB, file-rss:6664kB, shmem-rss:0kB, UID:1000 pgtables:184kB oom_score_adj:0"
-OOM_KILL = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/jobs,task_memcg=/jobs/a,task=python3,pid=13771,uid=1000"
+KILLED = (
+    "Memory cgroup out of memory: Killed process 13771 (python3) total-vm:221368kB, anon-rss:61056kB, "
+    "file-rss:6664kB, shmem-rss:0kB, UID:1000 pgtables:184kB oom_score_adj:0"
+)
+OOM_KILL = (
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/jobs,"
+    "task_memcg=/jobs/a,task=python3,pid=13771,uid=1000"
+)
 
 #: (what the line comes from, line, pid, task, uid)
 KILL_LINES = [
     ("6.18", KILLED, 13771, "python3", 1000),
     (
         "5.4",
-        "Memory cgroup out of memory: Killed process 2204 (python) total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:1kB oom_score_adj:0",
+        "Memory cgroup out of memory: Killed process 2204 (python) total-vm:1kB, anon-rss:1kB, "
+        "file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:1kB oom_score_adj:0",
         2204,
         "python",
         0,
     ),
     (
         "5.10, global",
-        "Out of memory: Killed process 77 (pt_main_thread) total-vm:100kB, anon-rss:9kB, file-rss:0kB, shmem-rss:0kB, UID:1001 pgtables:3kB oom_score_adj:0",
+        "Out of memory: Killed process 77 (pt_main_thread) total-vm:100kB, anon-rss:9kB, "
+        "file-rss:0kB, shmem-rss:0kB, UID:1001 pgtables:3kB oom_score_adj:0",
         77,
         "pt_main_thread",
         1001,
@@ -57,12 +65,10 @@ def record(text: str, time_s: float = 100.0, sequence: int | None = None) -> Rec
 
 
 @pytest.mark.parametrize(("kernel", "line", "pid", "task", "uid"), KILL_LINES)
-def test_a_kill_is_read_from_every_kernels_line(
-    kernel: str, line: str, pid: int, task: str, uid: int | None
-) -> None:
+def test_a_kill_is_read_from_every_kernels_line(kernel: str, line: str, pid: int, task: str, uid: int | None) -> None:
     (found,) = kills([record(line)])
     assert (found.pid, found.uid) == (pid, uid), kernel
-    
+
 
 def test_the_cgroup_is_taken_from_the_line_before() -> None:
     (found,) = kills([record(OOM_KILL), record(KILLED)])
@@ -153,7 +159,8 @@ def test_an_xid_of_a_gpu_that_was_not_used_is_context() -> None:
     ("line", "pid"),
     [
         (
-            "python3[1234]: segfault at 0 ip 00007f4b06785ad8 sp 00007ffd76085be8 error 4 in libc.so.6[167ad8,7f4b06644000+156000] likely on CPU 1 (core 1, socket 0)",
+            "python3[1234]: segfault at 0 ip 00007f4b06785ad8 sp 00007ffd76085be8 error 4 "
+            "in libc.so.6[167ad8,7f4b06644000+156000] likely on CPU 1 (core 1, socket 0)",
             1234,
         ),
         ("traps: python[77] general protection fault ip:7f00 sp:7ffd error:0 in libcuda.so.1[7f+1]", 77),
@@ -221,6 +228,12 @@ def test_a_log_of_nothing_but_damage_is_survived() -> None:
 
 def test_matching_takes_linear_time_in_a_hostile_line() -> None:
     """A line of 400 characters is all that a pattern ever sees."""
-    for part in ("oom-kill:constraint=", ",task_memcg=", "Out of memory: Killed process 1 (", "NVRM: Xid (PCI:0000:", "a["):
+    for part in (
+        "oom-kill:constraint=",
+        ",task_memcg=",
+        "Out of memory: Killed process 1 (",
+        "NVRM: Xid (PCI:0000:",
+        "a[",
+    ):
         lines = [record(printable(part * 400))] * 200
         about(lines, Launch(pids=frozenset({1})))

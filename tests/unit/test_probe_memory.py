@@ -17,7 +17,7 @@ V1_MOUNTS = (
     "41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n"
 )
 DOCKER_V1_MOUNTS = (
-    "700 690 0:31 /docker/abc /sys/fs/cgroup/memory ro,nosuid,nodev,noexec,relatime master:17 - cgroup memory rw,memory\n"
+    "700 690 0:31 /docker/abc /sys/fs/cgroup/memory ro,nosuid,relatime master:17 - cgroup memory rw,memory\n"
 )
 
 LAYOUTS = [
@@ -25,7 +25,12 @@ LAYOUTS = [
         "v2, systemd session",
         "0::/user.slice/user-1000.slice/session-3.scope\n",
         V2_MOUNTS,
-        Group(2, "/user.slice/user-1000.slice/session-3.scope", "/sys/fs/cgroup/user.slice/user-1000.slice/session-3.scope", "/sys/fs/cgroup"),
+        Group(
+            2,
+            "/user.slice/user-1000.slice/session-3.scope",
+            "/sys/fs/cgroup/user.slice/user-1000.slice/session-3.scope",
+            "/sys/fs/cgroup",
+        ),
     ),
     ("v2, root", "0::/\n", V2_MOUNTS, Group(2, "/", "/sys/fs/cgroup", "/sys/fs/cgroup")),
     (
@@ -38,7 +43,9 @@ LAYOUTS = [
         "v1, several controllers on one line",
         "7:cpuset,memory,blkio:/slurm/uid_1/job_2/step_0\n",
         V1_MOUNTS.replace("rw,memory", "rw,cpuset,memory,blkio"),
-        Group(1, "/slurm/uid_1/job_2/step_0", "/sys/fs/cgroup/memory/slurm/uid_1/job_2/step_0", "/sys/fs/cgroup/memory"),
+        Group(
+            1, "/slurm/uid_1/job_2/step_0", "/sys/fs/cgroup/memory/slurm/uid_1/job_2/step_0", "/sys/fs/cgroup/memory"
+        ),
     ),
     (
         "v1, docker without a namespace",

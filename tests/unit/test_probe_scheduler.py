@@ -20,11 +20,23 @@ JobId=2 JobName=oom.sh
 @pytest.mark.parametrize(
     ("rows", "state", "said"),
     [
-        ("7|TIMEOUT|0:0|0:0|None||1700000900\n7.batch|CANCELLED|0:15|||1000K|1700000900\n", "TIMEOUT", "sacct: 7 TIMEOUT"),
-        ("7|FAILED|1:0|0:0|||Unknown\n7.0|OUT_OF_MEMORY|0:125|||9K|Unknown\n", "OUT_OF_MEMORY", "sacct: 7.0 OUT_OF_MEMORY"),
+        (
+            "7|TIMEOUT|0:0|0:0|None||1700000900\n7.batch|CANCELLED|0:15|||1000K|1700000900\n",
+            "TIMEOUT",
+            "sacct: 7 TIMEOUT",
+        ),
+        (
+            "7|FAILED|1:0|0:0|||Unknown\n7.0|OUT_OF_MEMORY|0:125|||9K|Unknown\n",
+            "OUT_OF_MEMORY",
+            "sacct: 7.0 OUT_OF_MEMORY",
+        ),
         ("7|NODE_FAIL|0:0|||None|\n", "NODE_FAIL", "sacct: 7 NODE_FAIL"),
         ("7|PREEMPTED|0:15|||None|\n7.batch|CANCELLED|0:15||||\n", "PREEMPTED", "sacct: 7 PREEMPTED"),
-        ("7|CANCELLED by 1000|0:15|||None|\n7.0|CANCELLED|0:15||||\n", "CANCELLED by 1000", "sacct: 7 CANCELLED by 1000"),
+        (
+            "7|CANCELLED by 1000|0:15|||None|\n7.0|CANCELLED|0:15||||\n",
+            "CANCELLED by 1000",
+            "sacct: 7 CANCELLED by 1000",
+        ),
         ("7|RUNNING|0:0|0:0|None||Unknown\n7.0|COMPLETED|0:0||||1700000500\n", "COMPLETED", "sacct: 7.0 COMPLETED"),
         ("", None, None),
     ],
