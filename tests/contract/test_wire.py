@@ -108,19 +108,20 @@ def test_a_command_of_200_kilobytes(talk: Talk) -> None:
 
 def test_no_value_of_the_caller_stands_in_a_process_list(talk: Talk, tmp_path: Path) -> None:
     """Neither environment nor secret nor command can be seen with ps, from the launch to the end."""
+    mark = os.urandom(8).hex()  # in nobody else's command line
     record = launch(
         talk,
-        f"echo command-9d41; {waits_for(tmp_path / 'go')}",
-        env={"PLAIN": "plain-9d41"},
+        f"echo command-{mark}; {waits_for(tmp_path / 'go')}",
+        env={"PLAIN": f"plain-{mark}"},
         secret_env=("TOKEN",),
-        secrets={"TOKEN": "secret-9d41"},
+        secrets={"TOKEN": f"secret-{mark}"},
     )["record"]
     lines = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
     (tmp_path / "go").touch()
     until_ended(talk, record["launch_id"])
-    assert "9d41" not in lines
+    assert mark not in lines
     written = b"".join(p.read_bytes() for p in (tmp_path / "root" / "launches").rglob("*") if p.is_file())
-    assert b"plain-9d41" in written and b"secret-9d41" not in written
+    assert bf"plain-{mark}" in written and bf"secret-{mark}" not in written
 
 
 def test_the_end_of_the_channel_ends_nothing_else(talk: Talk, talk_again: Callable[[], Talk], tmp_path: Path) -> None:
