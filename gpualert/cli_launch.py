@@ -111,6 +111,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         default="kill",
         help="what happens to processes that the command leaves running behind it (default: kill)",
     )
+    parser.add_argument(
+        "--rules", metavar="FILE", help="your own rules for the verdict, TOML or compiled JSON (see: gpualert rules)"
+    )
     add_root(parser)
 
 
@@ -122,8 +125,9 @@ def _run(options: argparse.Namespace) -> int:
     env = _pairs(options.env)
     cwd = None if options.cwd is None else os.path.abspath(os.path.expanduser(options.cwd))
     grace_period_s = 30.0 if options.grace_period is None else options.grace_period
+    rules = _rules(options.rules)
     # For its checks: what `launch` refuses, `run` refuses in the same words.
-    LaunchSpec(tuple(argv), cwd=cwd, env=env, deadline_s=options.deadline, grace_period_s=grace_period_s)
+    LaunchSpec(tuple(argv), cwd=cwd, env=env, deadline_s=options.deadline, grace_period_s=grace_period_s, rules=rules)
 
     def start(stdin: int | None) -> FastLaunch:
         from gpualert import launch
@@ -138,10 +142,20 @@ def _run(options: argparse.Namespace) -> int:
             leftovers=options.leftovers,
             root=options.root,
             stdin=stdin,
+            rules=rules,
         )
 
     tell = foreground.tell_json if options.json else None
     return foreground.run(start, quiet=options.quiet, program=argv[0], tell=tell)
+
+
+def _rules(path: str | None) -> Mapping[str, Any] | None:
+    """Checked and compiled, before anything is started. Without any, nothing slow is imported for them."""
+    if path is None:
+        return None
+    from gpualert.userrules import compile_file
+
+    return compile_file(path)
 
 
 def _run_argv(options: argparse.Namespace) -> list[str]:
@@ -225,6 +239,7 @@ def _spec(options: argparse.Namespace) -> Any:
         "stop_command": options.stop_command,
         "result_file": options.result_file,
         "label": options.label,
+        "rules": _rules(options.rules),
         "root": None if options.root is None else os.path.abspath(os.path.expanduser(options.root)),
     }
     fields.update((name, value) for name, value in given.items() if value is not None)

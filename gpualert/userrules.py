@@ -49,6 +49,10 @@ class InvalidRules(GpuAlertError, ValueError):
     kind = "invalid_rules"
 
 
+class RulesUnreadable(InvalidRules):
+    """A rules file is not there, or cannot be read."""
+
+
 def compile_rules(text: str, name: str = "rules") -> dict[str, Any]:
     """
     TOML to the JSON-able form that travels.
@@ -243,7 +247,8 @@ def compile_file(path: str) -> dict[str, Any]:
         with open(path, encoding="utf-8") as stream:
             text = stream.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRules(f"{path}: expected a readable rules file, found: {error}") from None
+        what = error.strerror if isinstance(error, OSError) else error
+        raise RulesUnreadable(f"{path}: expected a readable rules file, found: {what}") from None
     if path.endswith(".json"):
         try:
             value = json.loads(text)

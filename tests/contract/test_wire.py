@@ -121,7 +121,7 @@ def test_no_value_of_the_caller_stands_in_a_process_list(talk: Talk, tmp_path: P
     until_ended(talk, record["launch_id"])
     assert mark not in lines
     written = b"".join(p.read_bytes() for p in (tmp_path / "root" / "launches").rglob("*") if p.is_file())
-    assert bf"plain-{mark}" in written and bf"secret-{mark}" not in written
+    assert f"plain-{mark}".encode() in written and f"secret-{mark}".encode() not in written
 
 
 def test_the_end_of_the_channel_ends_nothing_else(talk: Talk, talk_again: Callable[[], Talk], tmp_path: Path) -> None:
