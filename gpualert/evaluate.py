@@ -1,6 +1,10 @@
 """How good is the verdict? Scores a labelled corpus, and compares two sets of rules on it.
 
-    python -m gpualert.evaluate LABELS LOGS [--rules mine.toml] [--against other.toml] [--intervals 1000]
+    python -m gpualert.evaluate LABELS LOGS [--rules mine.toml] [--intervals 1000]
+    python -m gpualert.evaluate LABELS LOGS --rules mine.toml --against builtin      what my rules change
+    python -m gpualert.evaluate LABELS LOGS --save before.jsonl                      … then change the code, and
+    python -m gpualert.evaluate LABELS LOGS --against before.jsonl                   what that changed
+    python -m gpualert.evaluate LABELS LOGS --false-certainty [--foreign DIR]        how often a cause is made up
 
 LABELS holds a JSON object a line: ``id`` (the log is LOGS/id.log), ``class``, ``alternates`` (also right), ``coarse``,
 ``coarse_alternates``, ``exit_code``, ``signal``, ``root_lines`` (1-based; a verdict hits when one of its first three
@@ -15,9 +19,10 @@ import os
 import random
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from gpualert.classify_file import classify_file
 from gpualert.signature import RuleSet
@@ -65,6 +70,32 @@ class Scores:
     coarse_interval: tuple[float, float] | None = None
 
 
+class Said(NamedTuple):
+    """What a set of rules says of one log: enough to compare it with another."""
+
+    log_id: str
+    said: str
+    line: int | None
+    rule: str | None
+
+
+class Difference(NamedTuple):
+    """A log on which two sets of rules differ.
+
+    :param kind: ``fixed`` (wrong before, right now), ``broken``, ``still wrong`` (another wrong class), ``also right``
+        (another class that counts), or ``root line`` (the same class by another line).
+    """
+
+    kind: str
+    log_id: str
+    label: str
+    before: Said
+    now: Said
+
+
+_KINDS = ("broken", "fixed", "still wrong", "also right", "root line")
+
+
 def judge_corpus(labels_path: str, logs_path: str, rules: RuleSet | None = None) -> tuple[Judged, ...]:
     """
     Classify every log that the labels name.
@@ -72,13 +103,77 @@ def judge_corpus(labels_path: str, logs_path: str, rules: RuleSet | None = None)
     :raises ValueError: a label has no such log, or a class that the taxonomy does not know.
     """
     judged = []
-    with open(labels_path, encoding="utf-8") as stream:
-        entries = [json.loads(line) for line in stream if line.strip()]
-    for entry in entries:
+    for entry in read_labels(labels_path):
         path = find_log(logs_path, str(entry["id"]))
         verdict = classify_file(path, code=entry.get("exit_code"), rules=rules)
         judged.append(_compare(entry, verdict))
     return tuple(judged)
+
+
+def said(judged: Sequence[Judged]) -> tuple[Said, ...]:
+    """The answers alone, to be compared or stored."""
+    roots = [item.verdict.root for item in judged]
+    return tuple(
+        Said(item.log_id, item.said, None if root is None else root.line, None if root is None else root.rule)
+        for item, root in zip(judged, roots)
+    )
+
+
+def compare(labels: Sequence[Mapping[str, Any]], before: Sequence[Said], now: Sequence[Said]) -> tuple[Difference, ...]:
+    """
+    Log by log, what differs; the broken ones first.
+
+    :param labels: entries of the corpus. A log that only one side has is left out.
+    """
+    old, new = {item.log_id: item for item in before}, {item.log_id: item for item in now}
+    found = []
+    for entry in labels:
+        log_id = str(entry["id"])
+        if log_id not in old or log_id not in new:
+            continue
+        first, second = old[log_id], new[log_id]
+        right = (entry["class"], *entry.get("alternates", ()))
+        if first.said != second.said:
+            was, is_now = first.said in right, second.said in right
+            kind = ("also right" if is_now else "broken") if was else ("fixed" if is_now else "still wrong")
+        elif first.line != second.line:
+            kind = "root line"
+        else:
+            continue
+        found.append(Difference(kind, log_id, str(entry["class"]), first, second))
+    return tuple(sorted(found, key=lambda item: _KINDS.index(item.kind)))
+
+
+def read_labels(path: str) -> list[dict[str, Any]]:
+    """The entries of a labels file."""
+    with open(path, encoding="utf-8") as stream:
+        return [json.loads(line) for line in stream if line.strip()]
+
+
+def save(answers: Sequence[Said], path: str) -> None:
+    """Write answers down, a JSON object a line: ``id``, ``class``, ``evidence_line``, ``rule``."""
+    with open(path, "w", encoding="utf-8") as stream:
+        for item in answers:
+            entry = {"id": item.log_id, "class": item.said, "evidence_line": item.line, "rule": item.rule}
+            stream.write(json.dumps(entry) + "\n")
+
+
+def load(path: str) -> tuple[Said, ...]:
+    """Read what ``save`` wrote.
+
+    :raises ValueError: a line is no such answer.
+    """
+    found = []
+    with open(path, encoding="utf-8") as stream:
+        for number, line in enumerate(filter(str.strip, stream), 1):
+            try:
+                entry = json.loads(line)
+                found.append(Said(str(entry["id"]), entry["class"], entry["evidence_line"], entry.get("rule")))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{path}: line {number}: expected an answer that --save wrote, found {error}"
+                ) from error
+    return tuple(found)
 
 
 def find_log(logs_path: str, log_id: str) -> str:
@@ -208,31 +303,75 @@ def _print(judged: Sequence[Judged], figures: Scores) -> None:
         print(f"  {item.log_id}  right, but the root line is missed  [{'nothing' if root is None else root.line}]")
 
 
+def _print_differences(found: Sequence[Difference], against: str) -> None:
+    count = Counter(item.kind for item in found)
+    told = ", ".join(f"{count[kind]} {kind}" for kind in _KINDS if count[kind]) or "no difference"
+    print(f"\ncompared with {against}: {told}")
+    for kind, log_id, label, before, now in found:
+        if kind == "root line":
+            print(f"  {kind:<11}  {log_id}  {label}: line {before.line} ({before.rule}) -> {now.line} ({now.rule})")
+        else:
+            print(f"  {kind:<11}  {log_id}  {label}: {before.said} ({before.rule}) -> {now.said} ({now.rule})")
+
+
+def _rules_from(name: str | None) -> RuleSet | None:
+    from gpualert.userrules import load_rules
+
+    return None if name in (None, "builtin") else load_rules(str(name))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; see the module's text."""
     parser = argparse.ArgumentParser(prog="python -m gpualert.evaluate", description=__doc__.splitlines()[0])
     parser.add_argument("labels", help="JSON lines, one label each")
     parser.add_argument("logs", help="directory with ID.log files")
-    parser.add_argument("--rules", metavar="FILE", help="score these rules instead of the built-in ones alone")
-    parser.add_argument("--against", metavar="FILE", help="also score these, and show where the two differ")
+    parser.add_argument("--rules", metavar="FILE", help="score the built-in rules with these added")
+    parser.add_argument(
+        "--against",
+        metavar="FILE",
+        help="show where the answers differ from those of other rules (a rules file, or 'builtin'), "
+        "or from answers that --save wrote (*.jsonl)",
+    )
+    parser.add_argument("--save", metavar="FILE", help="write the answers down, to compare with them later")
     parser.add_argument("--intervals", type=int, default=0, metavar="N", help="bootstrap resamples for 95 %% intervals")
     parser.add_argument("--json", action="store_true", help="figures as one JSON object")
+    parser.add_argument(
+        "--false-certainty",
+        action="store_true",
+        help="instead: rob the logs of cause and order, and count made-up causes",
+    )
+    parser.add_argument("--foreign", metavar="DIR", help="for --false-certainty: logs of other things, too")
     args = parser.parse_args(arguments)
-    from gpualert.userrules import load_rules
-
-    judged = judge_corpus(args.labels, args.logs, load_rules(args.rules) if args.rules else None)
+    rules = _rules_from(args.rules)
+    if args.false_certainty:
+        return _false_certainty(args, rules)
+    judged = judge_corpus(args.labels, args.logs, rules)
     figures = score(judged, args.intervals)
     if args.json:
         print(json.dumps(figures.__dict__))
     else:
         _print(judged, figures)
+    answers = said(judged)
+    if args.save:
+        save(answers, args.save)
     if args.against:
-        other = judge_corpus(args.labels, args.logs, load_rules(args.against))
-        print(f"\nagainst {args.against}: macro-F1 {score(other).full_f1:.4f}; differences:")
-        for first, second in zip(judged, other):
-            if first.said != second.said:
-                mark = "better" if second.right else "worse" if first.right else "as wrong"
-                print(f"  {first.log_id}  {first.label}: {first.said} -> {second.said}  ({mark})")
+        if args.against.endswith(".jsonl"):
+            other = load(args.against)
+        else:
+            other = said(judge_corpus(args.labels, args.logs, _rules_from(args.against)))
+        _print_differences(compare(read_labels(args.labels), other, answers), args.against)
+    return 0
+
+
+def _false_certainty(args: argparse.Namespace, rules: RuleSet | None) -> int:
+    from gpualert import false_certainty
+
+    cases = [false_certainty.cases_of_corpus(args.labels, args.logs), false_certainty.nonsense()]
+    if args.foreign:
+        cases.append(false_certainty.foreign(args.foreign))
+    tallies = false_certainty.measure(chain.from_iterable(cases), rules)
+    print(false_certainty.table(tallies))
+    print(false_certainty.wrong_ones(tallies))
     return 0
 
 
