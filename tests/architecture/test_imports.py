@@ -16,7 +16,7 @@ CORE = ROOT / "gpualert"
 PROVIDER = ROOT / "provider" / "gpualert_provider"
 
 # docs/explanation/architecture.md: the names by which the provider enters the core.
-FRONT_DOOR = {"archive", "errors", "key", "outcome", "protocol", "records", "spec", "taxonomy"}
+FRONT_DOOR = {"archive", "errors", "key", "outcome", "protocol", "records", "spec", "taxonomy", "userrules"}
 
 # The one exception to "standard library only": may lie in the shipped archive, and is imported lazily.
 OPTIONAL = {"pynvml"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Container, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
@@ -26,6 +27,7 @@ from gpualert_provider.exceptions import GpuTrainingFailed, InvalidRequest, Laun
 from gpualert_provider.ledger import EntryStatus
 from gpualert_provider.links import GpuTrainingRunLink
 from gpualert_provider.operators import arguments, deployment, secrets
+from gpualert_provider.operators import rules as rule_files
 from gpualert_provider.redaction import Redactor
 
 if TYPE_CHECKING:
@@ -66,6 +68,9 @@ class GPUTrainingOperator(BaseOperator):
         tree.
     :param leftovers: ``"kill"`` or ``"keep"`` processes that the command leaves behind when it ends by itself.
     :param result_file: JSON file on the host (relative to ``cwd``) whose content becomes ``return_value``. (templated)
+    :param rules: your own rules for the verdict: path of a ``.toml`` or compiled ``.json`` file (beside the DAG file,
+        in the DAG's ``template_searchpath``, or in the DAGs folder), TOML text of several lines, or the compiled form.
+        Read and checked when the DAG is parsed.
     :param unbuffered: set ``PYTHONUNBUFFERED=1``; None lets the host decide.
     :param skip_on_exit_code: exit statuses that mean "skipped".
     :param deferrable: hand the running training to the triggerer, and free the worker slot.
@@ -119,6 +124,7 @@ class GPUTrainingOperator(BaseOperator):
         stop_command: str | None = None,
         leftovers: str = "kill",
         result_file: str | None = None,
+        rules: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         unbuffered: bool | None = None,
         skip_on_exit_code: int | Container[int] | None = None,
         deferrable: bool = True,
@@ -144,6 +150,7 @@ class GPUTrainingOperator(BaseOperator):
         self.stop_command = stop_command
         self.leftovers = leftovers
         self.result_file = result_file
+        self.rules = rules
         self.unbuffered = unbuffered
         self.skip_on_exit_code = skip_on_exit_code
         self.deferrable = deferrable
@@ -159,6 +166,7 @@ class GPUTrainingOperator(BaseOperator):
         self._check()
 
     def _check(self) -> None:
+        self._compiled_rules = rule_files.compiled(self.rules, rule_files.folders_of(self))
         if not isinstance(self.secret_env, (Mapping, type(None))) and not arguments.is_template(self.secret_env):
             arguments.check_secret_env(self.secret_env)
         if isinstance(self.secret_env, Mapping):
@@ -193,6 +201,7 @@ class GPUTrainingOperator(BaseOperator):
             "stop_command": self.stop_command,
             "leftovers": self.leftovers,
             "result_file": self.result_file,
+            "rules": self._compiled_rules,
             "unbuffered": self.unbuffered,
             "root": self.remote_root,
         }
