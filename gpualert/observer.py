@@ -12,15 +12,15 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpualert import gitfacts, probes, procfs, records
+from gpualert import gitfacts, procfs, records
 from gpualert.errors import GpuAlertError
 from gpualert.launch_rules import rules_of_launch
 from gpualert.logfile import LogReader, TimeIndex
-from gpualert.probes import Looks
 from gpualert.rundir import FORMAT_VERSION, RunDirectory, encode_json, replace, write_once
 
 if TYPE_CHECKING:
     from gpualert.exit_facts import ExitFacts
+    from gpualert.probes import Looks
     from gpualert.rank_files import RankFile
     from gpualert.scan import ScanResult
     from gpualert.signature import RuleSet
@@ -117,6 +117,8 @@ class Observer:
     """:param directory: of a launch whose child runs, will run, or has ended."""
 
     def __init__(self, directory: RunDirectory) -> None:
+        from gpualert.probes import Looks  # late: a report imports this module, and rarely needs that one
+
         self._directory = directory
         self._progress = ScanProgress(directory, load_scan(directory))
         self._index = TimeIndex(directory.index_path)
@@ -298,9 +300,12 @@ def _beside_the_log(
     directory: RunDirectory, record: records.RunRecord, facts: ExitFacts, scan: ScanResult, looks: Looks | None
 ) -> dict[str, Any] | None:
     """What the host showed. None when nobody could look, or a defect of ours kept them from it."""
-    from gpualert.judge_observations import names_of_jobs, rank_killed
-
+    if looks is None and facts.succeeded:
+        return None
     try:
+        from gpualert import probes
+        from gpualert.judge_observations import names_of_jobs, rank_killed
+
         lines, killed = names_of_jobs(scan), rank_killed(facts, scan)
         if looks is not None:
             return looks.conclude(facts, record.child_pid, lines, killed)

@@ -20,8 +20,9 @@ from gpualert.samples import Samples
 
 #: Seconds that each probe may take near the start, where nobody waits.
 BEFORE_S = 10.0
-#: Seconds for the probes after the end: all of them; each of those that ask only the kernel and the disks.
-AFTER_S = 3.0
+#: Seconds for the probes after the end: all of them; each of those that ask only the kernel and the disks. A terminal
+#: waits a little longer than the first for a verdict.
+AFTER_S = 2.5
 CHEAP_S = 1.0
 #: How long after its end a launch can still be looked at by who comes without samples.
 JUST_ENDED_S = 20.0
@@ -201,7 +202,7 @@ def for_report(
     """
     spec, started = _spec_and_start(directory)
     before, after = read(directory)
-    if after is None and _just_ended_here(directory, started):
+    if after is None and _just_ended_here(directory, started) and not _observed(directory):
         after = look_after(directory, spec, started, before, exit, log_lines)
         return _keep(directory, before, after, exit, child_pid, rank_killed)
     if before is None and after is None:
@@ -229,6 +230,15 @@ def _just_ended_here(directory: RunDirectory, started: Mapping[str, Any]) -> boo
         return False
     here = procfs.same_place(procfs.ProcessIdentity.from_json(started["child"])) is True
     return here and -1.0 < time.time() - float(end["ended_at"]) < JUST_ENDED_S
+
+
+def _observed(directory: RunDirectory) -> bool:
+    """An observer lives, and looks itself: it only takes its time."""
+    try:
+        watching = (directory.read_scan() or {}).get("observer")
+    except GpuAlertError:
+        return False
+    return watching is not None and procfs.alive(procfs.ProcessIdentity.from_json(watching)) is True
 
 
 # -- what the probes need to know

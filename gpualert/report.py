@@ -13,7 +13,7 @@ import platform
 import time
 from typing import Any
 
-from gpualert import __version__, observations, observer, probes, procfs, records
+from gpualert import __version__, observer, procfs, records
 from gpualert.errors import GpuAlertError
 from gpualert.guard import OBSERVER_DELAY_S
 from gpualert.outcome import Outcome
@@ -188,6 +188,10 @@ def _unknown() -> Classification:
 def _observations(directory: RunDirectory, record: RunRecord) -> dict[str, Any] | None:
     """What was seen of the host, for people; None when nothing was."""
     try:
+        if not os.path.exists(directory.before_path) and not os.path.exists(directory.after_path):
+            return None  # nearly all short runs: not worth an import
+        from gpualert import observations, probes
+
         before, after = probes.read(directory)
         if before is None and after is None:
             return None
