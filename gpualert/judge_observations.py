@@ -221,7 +221,8 @@ class _Weigher:
         place = f" of {group}" if group else ""
         limit = self.seen.get("memory_limit_bytes")
         words = f", limit {int(limit) // 1048576} MiB" if isinstance(limit, int) else ""
-        return f"memory.events{place}: oom_kill grew by {int(self.seen[key])}{words}"
+        file = "memory.oom_control" if self.seen.get("cgroup_version") == 1 else "memory.events"
+        return f"{file}{place}: oom_kill grew by {int(self.seen[key])}{words}"
 
     # -- building
 

@@ -90,6 +90,7 @@ def _memory(found: dict[str, Any], before: Look | None, after: Look | None, samp
     if moved and not found.get("oom_kills"):
         found["cgroup"], found["oom_kills"] = str(moved[0]), int(moved[1])
     group = (last or first or {}).get("group") or {}
+    found["cgroup_version"] = group.get("version")
     found["memory_limit_bytes"] = group.get("limit_bytes")
     found["memory_peak_bytes"] = group.get("peak_bytes")
     available, total = samples.get("available_bytes"), samples.get("total_bytes")

@@ -21,6 +21,8 @@ MAX_LINES = 120
 MAX_LINE_CHARS = 400
 #: Read of one source at most.
 MAX_BYTES = 8 * 1024 * 1024
+#: Asked of the journal: from the end, so that a kernel that was quiet since the start can be told from a closed door.
+_JOURNAL_LINES = 2000
 #: The kernel's clock for its log is not disciplined by NTP: it may be off by this part of the uptime.
 _DRIFT = 1e-4
 _SLACK_S = 2.0
@@ -141,15 +143,20 @@ def _read_kmsg(began_s: float | None, until: float) -> tuple[list[Record], bool]
 
 
 def _ask_dmesg(began_s: float | None, until: float) -> tuple[list[Record], bool]:
-    return parse_dated(output_of(["dmesg"], until, MAX_BYTES), _DMESG), False
+    return _dated(output_of(["dmesg"], until, MAX_BYTES), _DMESG), False
 
 
 def _ask_journal(began_s: float | None, until: float) -> tuple[list[Record], bool]:
-    words = ["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-monotonic"]
-    if began_s is not None:
-        words.append("--since=-%ds" % (time.monotonic() - began_s + 60))
-    text = output_of(words, until, MAX_BYTES)
-    return parse_dated(text, _JOURNAL), False
+    words = ["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-monotonic", "-n", str(_JOURNAL_LINES)]
+    return _dated(output_of(words, until, MAX_BYTES), _JOURNAL), False
+
+
+def _dated(text: str, form: re.Pattern[str]) -> list[Record]:
+    """:raises OSError: there is no line at all: who may not read the journal is told nothing, and that all is well."""
+    found = parse_dated(text, form)
+    if not found:
+        raise OSError(0, "showed no dated line")
+    return found
 
 
 def parse_kmsg(piece: bytes) -> Record | None:

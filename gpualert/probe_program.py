@@ -32,7 +32,8 @@ def output_of(words: Sequence[str], until: float, max_bytes: int, environment: M
     if said.how == ENDED and said.status is not None:
         how = f"was killed by signal {-said.status}" if said.status < 0 else f"failed with status {said.status}"
         line = _line(said.text)
-        raise OSError(0, f"{how}: {line}" if line else how)
+        own = words[0] + ": "
+        raise OSError(0, (line[len(own) :] if line.startswith(own) else line) or how)
     raise OSError(0, f"said more than {max_bytes} bytes")
 
 

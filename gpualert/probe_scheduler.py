@@ -53,7 +53,7 @@ def look(job: str, began_at: float | None, bound_s: float) -> dict[str, Any]:
     try:
         facts = parse_scontrol(output_of(["scontrol", "show", "job", job], time.monotonic() + bound_s / 2, MAX_BYTES))
     except OSError as error:
-        reasons.append(f"scontrol {error.strerror}")
+        reasons.append(f"scontrol: {error.strerror}")
     words = ["sacct", "-n", "-P", "-j", job, "-o"]
     try:
         try:
@@ -65,7 +65,7 @@ def look(job: str, began_at: float | None, bound_s: float) -> dict[str, Any]:
             text = output_of([*words, _OLD_FIELDS], until, MAX_BYTES, {"SLURM_TIME_FORMAT": "%s"})
             rows = parse_sacct(text, _OLD_FIELDS)
     except OSError as error:
-        reasons.append(f"sacct {error.strerror}")
+        reasons.append(f"sacct: {error.strerror}")
     seen = judge(job, rows, facts, began_at)
     if seen["state"] is None:
         return {"not_seen": "; ".join(reasons) or f"neither sacct nor scontrol knows job {job}"}

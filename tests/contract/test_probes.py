@@ -139,6 +139,29 @@ def test_the_counter_proves_it_where_the_kernel_log_is_closed(
     assert "the kernel log: /dev/kmsg: Operation not permitted" in outcome.not_seen
 
 
+def test_a_killed_rank_is_the_cause_of_what_its_launcher_reports(
+    host: Host, tmp_path: Path, memory_group: Path
+) -> None:
+    """The launcher lives, says which rank died, and exits with 1."""
+    rank = f"open({str(memory_group / 'cgroup.procs')!r}, 'w').write(str(os.getpid())); data = []"
+    then = f"""\
+pid = os.fork()
+if pid == 0:
+    {rank}
+    while True: data.append(bytearray(os.urandom(1 << 20)))
+status = os.waitpid(pid, 0)[1]
+print("E torch.distributed.elastic.multiprocessing.api: failed (exitcode: -%d) local_rank: 0 (pid: %d)" % (status, pid))
+print("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:")
+print("Signal %d (SIGKILL) received by PID %d" % (status, pid))
+sys.exit(1)
+"""
+    enter = f"open({str(memory_group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
+    outcome = finish(host, tmp_path, start(host, tmp_path, then, enter))
+    assert (outcome.exit_code, outcome.failure_class) == (1, "oom_killer"), (outcome.evidence, outcome.alternatives)
+    assert {"kernel", "cgroup"} & set(proofs(outcome))
+    assert any("exitcode: -9" in str(item["text"]) for item in outcome.cascade)
+
+
 def test_sigkill_without_memory_is_not_an_oom_kill(host: Host, tmp_path: Path) -> None:
     record = start(host, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
     outcome = finish(host, tmp_path, record)

@@ -202,6 +202,22 @@ def test_dated_lines_of_dmesg_and_journalctl() -> None:
     assert parse_dated(journal, probe_kernel._JOURNAL) == [Record(None, 5.123456, "Out of memory: a")]
 
 
+@pytest.mark.parametrize(
+    "said", ["", "-- No entries --\n", "\x00\xff", "Hint: You are currently not seeing messages\n"]
+)
+def test_a_tool_that_shows_nothing_has_not_looked(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    """A user outside of the journal's groups gets status 0 and no line; a kernel always has lines."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(probe_kernel, "_read_kmsg", refuse)
+    monkeypatch.setattr(probe_kernel, "output_of", lambda *_: said)
+    assert probe_kernel.look(0.0, None) == {
+        "not_seen": "/dev/kmsg: Operation not permitted; dmesg: showed no dated line; journalctl: showed no dated line"
+    }
+
+
 def test_text_is_bounded_and_printable() -> None:
     assert printable("a\x1b[31mb\x00\n\x7fc") == "a?[31mb?c"
     assert len(printable("x" * 100_000)) == probe_kernel.MAX_LINE_CHARS
