@@ -109,13 +109,7 @@ def _tried_on(log: str, rules: Any) -> dict[str, Any]:
         for event in found.events
         if event.rule in own
     ]
-    # In a traceback an exception's own lines are kept with it.
-    for trace in found.traces:
-        for name, line, offset, text in trace["rules"]:
-            if name in own and not any((m["rule"], m["line"]) == (name, line) for m in matches):
-                matches.append({"rule": name, "line": line, "offset": offset, "rank": trace.get("rank"), "text": text})
-    matches.sort(key=lambda match: match["offset"])
-    counts = {name: max(found.counts.get(name, 0), sum(m["rule"] == name for m in matches)) for name in sorted(own)}
+    counts = {name: found.counts.get(name, 0) for name in sorted(own)}
     silent = [row for row in rules.rows if not counts[row.name]]
     return {
         "file": log,

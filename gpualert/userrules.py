@@ -40,6 +40,8 @@ _KEYS = {"name", "words", "pattern", "class", "role", "domain", "advice", "prove
 _TOML_READERS = ("tomllib", "tomli")
 _NO_CAUSE = (FailureClass.SUCCESS, FailureClass.UNKNOWN)
 _MAX_ADVICE = 500
+#: A pattern that is plain text: it is its own word.
+_PLAIN = re.compile(r"""[\w ,/:;=<>@%&~!'"-]+""")
 _NAME = re.compile(r"[a-z0-9_]+(?:\.[a-z0-9_]+)+")
 
 
@@ -177,7 +179,7 @@ def _row(entry: Any, place: str, faults: list[str]) -> Signature | None:
         if not any(fault.startswith("expected a regular expression") for fault in found):
             found += faults_of_user_pattern(pattern)
         faults.extend(f"{place}: pattern: {fault}" for fault in dict.fromkeys(found))
-    words = entry.get("words", [pattern] if isinstance(pattern, str) and re.fullmatch(r"[\w ,/-]+", pattern) else None)
+    words = entry.get("words", [pattern] if isinstance(pattern, str) and _PLAIN.fullmatch(pattern) else None)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         faults.append(f"{place}: words: expected a list of plain strings of which one is in every line to be matched")
         words = []

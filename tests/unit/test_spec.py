@@ -55,6 +55,10 @@ from gpualert.spec import LaunchSpec
         ({"label": 5}, "label: expected text, found int"),
         ({"deadline_s": 10**400}, "deadline_s: expected a number of seconds"),
         ({"deadline_s": "x"}, "deadline_s: expected a number of seconds, found 'x'"),
+        ({"rules": "lab.toml"}, "rules: expected the compiled form"),
+        ({"rules": {"rules": []}}, "rules: expected the compiled form"),
+        ({"rules": {"format_version": 1, "rules": [{1}]}}, "rules: expected values that JSON knows"),
+        ({"rules": {"format_version": 1, "rules": ["x" * 262144]}}, "rules: expected at most 262144 bytes"),
     ],
 )
 def test_what_cannot_be_right_is_refused_by_name(options: dict[str, Any], words: str) -> None:
@@ -65,7 +69,13 @@ def test_what_cannot_be_right_is_refused_by_name(options: dict[str, Any], words:
 
 def test_a_spec_survives_json() -> None:
     spec = LaunchSpec(
-        ["python", "train.py"], cwd="~/x", env={"A": "b"}, secret_env=("T",), deadline_s=5, stop_signal="SIGUSR1"
+        ["python", "train.py"],
+        cwd="~/x",
+        env={"A": "b"},
+        secret_env=("T",),
+        deadline_s=5,
+        stop_signal="SIGUSR1",
+        rules={"format_version": 1, "rules": [], "silence": ["habit.wandb"]},
     )
     assert LaunchSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpualert.classify_file import classify_file
 from gpualert.taxonomy import FailureClass
-from gpualert.userrules import InvalidRules, compile_rules, load_rules, rules_from_json
+from gpualert.userrules import InvalidRules, check_rules, compile_rules, load_rules, rules_from_json
 
 GOOD = """
 silence = ["missing_module.python"]
@@ -63,6 +63,15 @@ def test_rules_add_replace_and_silence(tmp_path: Path) -> None:
         ('[[rule]]\nname = "a.b"\nwords=["12"]\npattern="x"\nclass="nccl"', "fewer than three"),
         ('[[rule]]\nname = "a.b"\nwords=["abc"]\npattern="x"\nclass="gremlin"', "found 'gremlin'"),
         ('[[rule]]\nname = "a.b"\nwords=["abc"]\npattern="x"\nclass="nccl"\ncolour="red"', "unknown key 'colour'"),
+        (
+            '[[rule]]\nname = "a.b"\nwords=["abc"]\npattern="(x)y\\\\1"\nclass="nccl"',
+            "rule 1 (a.b): pattern: a back-ref",
+        ),
+        ('[[rule]]\nname = "a.b"\npattern="abc"\nclass="success"', "class of a cause, found 'success'"),
+        ('[[rule]]\nname = "a.b"\npattern="abc"\nclass="nccl"\nadvice=3', "advice: expected text"),
+        ('[[rule]]\nname = "a.b"\npattern="abc"\nclass="nccl"\nno_retry="yes"', "no_retry: expected true or false"),
+        ('silence = ["habit.wand"]', "did you mean 'habit.wandb'?"),
+        ("silence = [3]", "no built-in rule 3"),
         ('[[rule]]\nname = "a.b"\npattern="a.b|c"\nclass="nccl"', "words: expected a list"),
     ],
 )
@@ -71,6 +80,30 @@ def test_faults_are_named(text: str, words: str) -> None:
     with pytest.raises(InvalidRules, match=r"my\.toml") as caught:
         compile_rules(text, "my.toml")
     assert words in str(caught.value)
+
+
+def test_a_rule_s_word_on_advice_domain_and_retry_counts(tmp_path: Path) -> None:
+    """In a traceback's own exception too; the class stays in the closed vocabulary."""
+    rule = {
+        "name": "lab.mesh",
+        "pattern": "MeshError: no such mesh",
+        "class": "hub_network",
+        "domain": "data",
+        "advice": "Build the mesh first.",
+        "no_retry": True,
+    }
+    log = tmp_path / "a.log"
+    log.write_text('Traceback (most recent call last):\n  File "t.py", line 3, in <module>\nMeshError: no such mesh\n')
+    verdict = classify_file(str(log), code=1, rules=rules_from_json({"format_version": 1, "rules": [rule]}))
+    assert (verdict.failure_class.value, verdict.domain.value) == ("hub_network", "data")
+    assert (verdict.advice, verdict.retry_outlook.same_host.value) == ("Build the mesh first.", "no")
+
+
+def test_a_file_that_grew_too_large_is_refused() -> None:
+    """It travels with every launch."""
+    rules = [{"name": f"lab.x{n}", "pattern": f"abc{n}", "words": ["abc" * 300], "class": "nccl"} for n in range(300)]
+    with pytest.raises(InvalidRules, match="at most 262144 bytes"):
+        check_rules({"format_version": 1, "rules": rules})
 
 
 def test_all_faults_are_named_at_once() -> None:
