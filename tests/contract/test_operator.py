@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, ssh_host: SshHost) -> Any:
     monkeypatch.setattr(training, "resolve_target", lambda conn_id: target)
     monkeypatch.setattr(deployment, "deployment_id", lambda: "contract-test")
 
-    def run(name: str, command: Any) -> tuple[GpuTrainingFailed | None, dict[str, Any]]:
+    def run(name: str, command: Any, **options: Any) -> tuple[GpuTrainingFailed | None, dict[str, Any]]:
         pushed: dict[str, Any] = {}
         ti = SimpleNamespace(
             dag_id="contract",
@@ -44,7 +45,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, ssh_host: SshHost) -> Any:
             id=f"ti-{name}",
             xcom_push=lambda key, value: pushed.__setitem__(key, value),
         )
-        task = GPUTrainingOperator(task_id=name, ssh_conn_id="gpu_box", command=command, deferrable=False)
+        task = GPUTrainingOperator(task_id=name, ssh_conn_id="gpu_box", command=command, deferrable=False, **options)
         try:
             task.execute({"ti": ti, "task_state_store": Store()})  # type: ignore[typeddict-item]
         except GpuTrainingFailed as failure:
@@ -53,9 +54,9 @@ def ended(monkeypatch: pytest.MonkeyPatch, ssh_host: SshHost) -> Any:
             raise AssertionError(f"{name}: {other}") from other
         return None, pushed
 
-    def run_all(commands: dict[int, Any]) -> dict[int, tuple[GpuTrainingFailed | None, dict[str, Any]]]:
+    def run_all(commands: dict[int, Any], **options: Any) -> dict[int, tuple[GpuTrainingFailed | None, dict[str, Any]]]:
         with ThreadPoolExecutor(4) as pool:
-            done = pool.map(lambda item: run(f"end-{item[0]}", item[1]), commands.items())
+            done = pool.map(lambda item: run(f"end-{item[0]}", item[1], **options), commands.items())
             return dict(zip(commands, done, strict=True))
 
     return run_all
@@ -79,3 +80,16 @@ def test_every_fatal_signal_is_told_by_name(ended):
 
     told = {n: (f.outcome.signal, f.outcome.exit_code) for n, (f, _) in found.items() if f}
     assert told == {n: (signal.Signals(n).name, None) for n in FATAL}
+
+
+def test_the_author_s_rules_judge_on_the_host(ended, tmp_path):
+    """From a file beside the DAG to the class in the XComs, and the advice in the exception."""
+    rules = tmp_path / "lab.rules.json"
+    rule = {"name": "lab.gate", "pattern": "labfs gone", "class": "storage_io", "domain": "network", "advice": "Wait."}
+    rules.write_text(json.dumps({"format_version": 1, "rules": [rule]}))
+
+    ((failure, pushed),) = ended({1: "echo labfs gone; exit 1"}, rules=rules).values()
+
+    assert failure is not None
+    assert (failure.outcome.failure_class, failure.outcome.advice) == ("storage_io", "Wait.")
+    assert (pushed["failure_class"], pushed["domain"]) == ("storage_io", "network")

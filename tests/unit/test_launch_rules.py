@@ -1,4 +1,4 @@
-"""A launch is judged by the rules that came with it; where they cannot be used, by the built-in ones, with a warning."""
+"""A launch is judged by the rules that came with it; where they cannot be used, by the built-in ones."""
 
 from __future__ import annotations
 
