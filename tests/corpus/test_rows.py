@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from gpualert.classify import ExitFacts, classify
@@ -11,12 +9,10 @@ from gpualert.scan import Scanner
 from gpualert.signature import Role, default_rules
 from gpualert.signature_lint import Coverage, slow_line, unfound
 from gpualert.signatures import TABLE
-from tests.corpus.lines import all_lines, row_samples
+from tests.corpus.lines import SILENCES, all_lines, row_samples
 
 #: Faults that are known and not yet mended. Take a name out when it is.
 HIDDEN = {"habit.exception_ignored"}
-#: It silences the other rows on its line instead of outweighing them.
-SILENCES = {"echo.supposed"}
 UNFOUND = {"note.host_memory_reading", "interrupted.keyboard", "shape_mismatch.torch"}
 SLOW = {
     "cuda_oom.driver_api",
