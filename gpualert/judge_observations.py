@@ -323,8 +323,8 @@ class _Weigher:
 
 
 def _confirmed(verdict: Classification, added: tuple[Evidence, ...]) -> Classification:
-    known = {(item.source, item.text) for item in verdict.evidence}
-    fresh = tuple(item for item in added if (item.source, item.text) not in known)
+    told = {item.text for item in verdict.evidence} | {(item.source, item.rule) for item in verdict.evidence}
+    fresh = tuple(item for item in added if item.text not in told and (item.source, item.rule) not in told)
     if not fresh:
         return verdict
     kept = verdict.evidence[: max(1, MAX_EVIDENCE - min(len(fresh), 3))]

@@ -35,10 +35,8 @@ def seen(look: Look | None, name: str) -> Mapping[str, Any] | None:
     return found if isinstance(found, Mapping) else None
 
 
-def why_not(look: Look | None, name: str) -> str | None:
-    """Why a probe could not look, in words that begin with what it is about; None when it saw something."""
-    if seen(look, name) is not None:
-        return None
+def why_not(look: Look | None, name: str) -> str:
+    """Why a probe did not see what it was to look at, in words that begin with what that is."""
     entry = (look or {}).get(name)
     reason = entry.get("not_seen") if isinstance(entry, Mapping) else None
     return f"{_NAMES[name]}: {str(reason or 'not looked at')[:160]}"
@@ -72,7 +70,7 @@ def reduce(
         if does_not_apply(after, name) or (name not in (after or {}) and does_not_apply(before, name)):
             found["does_not_apply"].append(key)
         else:
-            found["not_seen"][key] = why_not(after, name)
+            found["not_seen"][key] = why_not(after, name) + (" after exit 0" if exit.succeeded else "")
     group = seen(after, "memory")
     if "oom_kills" not in found and group is not None and group.get("why_no_group"):
         found["not_seen"]["oom_kills"] = f"{_NAMES['memory']}: {group['why_no_group']}"

@@ -42,7 +42,6 @@ class Looks:
         self._directory = directory
         self._spec: dict[str, Any] = {}
         self._started: dict[str, Any] = {}
-        self._facts: dict[str, Any] = {}
         self._running: dict[str, Any] | None = None
         self._path = ""
         self._samples = Samples(directory.launch_id)
@@ -58,14 +57,6 @@ class Looks:
 
     def _begin(self, child: procfs.ProcessIdentity) -> None:
         self._spec, self._started = _spec_and_start(self._directory)
-        environ = probe_host.environment_of(child.pid, _VARIABLES)
-        self._path = (environ or {}).pop("PATH", "")
-        limits = probe_host.limits(child.pid)
-        if procfs.alive(child) is not True:  # the pid may be somebody else's by now
-            environ, limits = None, None
-        if environ is None:
-            environ = _of_spec(self._spec)
-        self._facts = {"environment": environ, "limits": limits, "who": _who()}
         self.before = self._read()  # of an observer before us
         if self.before is not None:
             return
@@ -74,7 +65,8 @@ class Looks:
                 "memory": (partial(probe_memory.look, None, child.pid), BEFORE_S),
                 "kernel": (partial(probe_kernel.look, self._started.get("clock_monotonic_s"), None), BEFORE_S),
                 "host": (partial(probe_host.look, _places(self._spec, self._directory)), BEFORE_S),
-                "gpu": (partial(_gpu, BEFORE_S - 1.0, environ), BEFORE_S),
+                "child": (partial(_child, child, _of_spec(self._spec)), BEFORE_S),
+                "gpu": (partial(_gpu_for, child, BEFORE_S - 1.0, _of_spec(self._spec)), BEFORE_S),
             }
         )
 
@@ -84,7 +76,9 @@ class Looks:
         found = probe_fork.wait(self._running, 0.0) if now else probe_fork.answers(self._running)
         if found is not None:
             self._running = None
-            self.before = dict(found, **self._facts, format_version=FORMAT_VERSION, at=time.time())
+            of_child = dict(found.pop("child").get("seen") or {})
+            self._path = str(of_child.pop("path", ""))
+            self.before = dict(found, **of_child, who=_who(), format_version=FORMAT_VERSION, at=time.time())
             _write(self._directory.before_path, self.before)
 
     def _read(self) -> dict[str, Any] | None:
@@ -106,6 +100,7 @@ class Looks:
         if not self._started:
             self._spec, self._started = _spec_and_start(self._directory)
         self._collect(now=True)
+        self._samples.stop()
         if self.before is None:
             self.before = self._read()
         after = look_after(
@@ -288,6 +283,21 @@ def _gpu(bound_s: float, environ: Mapping[str, str] | None) -> Mapping[str, Any]
     except ImportError:
         return {"not_seen": "this version cannot ask GPUs", "kind": "not_built"}
     return snapshot(bound_s, environ)
+
+
+def _child(child: procfs.ProcessIdentity, of_spec: Mapping[str, str]) -> Mapping[str, Any]:
+    """{"seen": {environment, path, limits}}: how the child was started, as far as it can be read."""
+    environ = probe_host.environment_of(child.pid, _VARIABLES)
+    limits = probe_host.limits(child.pid)
+    if procfs.alive(child) is not True:  # the pid may be somebody else's by now
+        environ, limits = None, None
+    if environ is None:
+        environ = dict(of_spec)
+    return {"seen": {"path": environ.pop("PATH", ""), "environment": environ, "limits": limits}}
+
+
+def _gpu_for(child: procfs.ProcessIdentity, bound_s: float, of_spec: Mapping[str, str]) -> Mapping[str, Any]:
+    return _gpu(bound_s, _child(child, of_spec)["seen"]["environment"])
 
 
 def _scheduler(

@@ -1,25 +1,28 @@
 """What is noted while a launch runs, because nobody can look it up afterwards: how full memory was, and which processes
 were its own.
 
-Taken by the observer itself, so it must be cheap: a few reads of /proc every two seconds, the process tree rarely, and
-the more rarely the longer it takes.
+It must be cheap: a few reads of /proc every two seconds, the process tree rarely, and the more rarely the longer it
+takes. The tree is looked at in a process of its own: reading about another process can hang with that process.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import Any
 
-from gpualert import probe_host, probe_memory, procfs
+from gpualert import probe_fork, probe_host, probe_memory, procfs
 
 EVERY_S = 2.0
 #: The process tree is looked at so often at most, and takes at most this part of the time.
 TREE_EVERY_S = 10.0
 _TREE_SHARE = 0.005
+_TREE_BOUND_S = 5.0
 MAX_PIDS = 2048
 #: Members of the tree whose open files and cgroups are looked at.
 _LOOKED_INTO = 16
+_MAX_GROUPS = 8
 
 
 class Samples:
@@ -33,9 +36,11 @@ class Samples:
         self._launch_id = launch_id
         self._next_s = float("-inf")
         self._next_tree_s = float("-inf")
+        self._tree: probe_fork.Fork | None = None
+        self._tree_began_s = 0.0
         self._group: probe_memory.Group | None = None
-        #: pid to start ticks of every process of the launch that was ever seen
-        self.pids: dict[int, int] = {}
+        #: of every process of the launch that was ever seen
+        self.pids: set[int] = set()
         #: counters of each memory cgroup that a process of it was in, as they were when that was first seen
         self.groups: dict[str, dict[str, Any]] = {}
         self.taken = 0
@@ -52,16 +57,45 @@ class Samples:
     def take(self, child: procfs.ProcessIdentity, guard: procfs.ProcessIdentity | None) -> None:
         """If it is time; costs nothing otherwise."""
         now = time.monotonic()
+        self._collect_tree()
         if now < self._next_s:
             return
         self._next_s = now + EVERY_S
-        if now >= self._next_tree_s:
-            self._look_at_tree(child, guard)
-            took = time.monotonic() - now
-            self._next_tree_s = now + max(TREE_EVERY_S, took / _TREE_SHARE)
+        if self._tree is None and now >= self._next_tree_s:
+            self._tree_began_s = now
+            try:
+                look = partial(look_at_tree, child, guard, self._launch_id)
+                self._tree = probe_fork.Fork(look, _TREE_BOUND_S)
+            except OSError:
+                self._next_tree_s = now + TREE_EVERY_S
         self._look_at_memory()
         self.taken += 1
         self.last_at_s = now
+
+    def stop(self) -> None:
+        """The launch has ended: what has not been seen by now will not be."""
+        self._collect_tree()
+        if self._tree is not None:
+            self._tree.stop()
+            self._tree = None
+
+    def _collect_tree(self) -> None:
+        found = None if self._tree is None else self._tree.poll()
+        if found is None:
+            return
+        self._tree = None
+        took = time.monotonic() - self._tree_began_s
+        self._next_tree_s = self._tree_began_s + max(TREE_EVERY_S, took / _TREE_SHARE)
+        seen = found.get("seen") or {}
+        self.pids.update(list(seen.get("pids") or ())[: MAX_PIDS - len(self.pids)])
+        if seen.get("most_open_files") is not None:
+            self.most_open_files = max(seen["most_open_files"], self.most_open_files or 0)
+        if seen.get("touched_gpu") is not None:
+            self.touched_gpu = self.touched_gpu or seen["touched_gpu"]
+        for counters in seen.get("groups") or ():
+            if counters["name"] not in self.groups and len(self.groups) < _MAX_GROUPS:
+                self.groups[counters["name"]] = counters
+                self._group = self._group or probe_memory.find(counters)
 
     def _look_at_memory(self) -> None:
         available, total = probe_memory.host_memory(probe_memory.text_of("/proc/meminfo") or "")
@@ -79,24 +113,6 @@ class Samples:
             self.shm_free_share = free / size if free is not None and size else None
         except OSError:
             self.shm_free_share = None
-
-    def _look_at_tree(self, child: procfs.ProcessIdentity, guard: procfs.ProcessIdentity | None) -> None:
-        processes = procfs.tree(child, guard, self._launch_id, (os.getpid(),))
-        for one in processes:
-            if len(self.pids) < MAX_PIDS:
-                self.pids[one.pid] = one.start_ticks
-        for one in sorted(processes, key=lambda it: it.pid != child.pid)[:_LOOKED_INTO]:
-            count = probe_host.open_files(one.pid)
-            if count is not None:
-                self.most_open_files = max(count, self.most_open_files or 0)
-            if not self.touched_gpu:
-                touched = probe_host.holds_device(one.pid, "/dev/nvidia")
-                self.touched_gpu = self.touched_gpu if touched is None else touched
-            group = probe_memory.own_group(one.pid)
-            if group is not None and group.name not in self.groups and len(self.groups) < 8:
-                self.groups[group.name] = probe_memory.counters(group)
-                if self._group is None:
-                    self._group = group
 
     def grown(self) -> tuple[str, int] | None:
         """(group, kills) of the first group in which the OOM killer has been since the launch was seen in it."""
@@ -122,3 +138,23 @@ class Samples:
             "most_open_files": self.most_open_files,
             "touched_gpu": self.touched_gpu,
         }
+
+
+def look_at_tree(child: procfs.ProcessIdentity, guard: procfs.ProcessIdentity | None, launch_id: str) -> dict[str, Any]:
+    """{"seen": {pids, most_open_files, touched_gpu, groups}} of a launch's processes now; the child first."""
+    processes = procfs.tree(child, guard, launch_id, (os.getpid(),))
+    processes.sort(key=lambda one: one.pid != child.pid)
+    groups: dict[str, dict[str, Any]] = {}
+    most: int | None = None
+    touched: bool | None = None
+    for one in processes[:_LOOKED_INTO]:
+        count = probe_host.open_files(one.pid)
+        most = most if count is None else max(count, most or 0)
+        if not touched:
+            holds = probe_host.holds_device(one.pid, "/dev/nvidia")
+            touched = touched if holds is None else holds
+        group = probe_memory.own_group(one.pid)
+        if group is not None and group.name not in groups and len(groups) < _MAX_GROUPS:
+            groups[group.name] = probe_memory.counters(group)
+    pids = [one.pid for one in processes[:MAX_PIDS]]
+    return {"seen": {"pids": pids, "most_open_files": most, "touched_gpu": touched, "groups": list(groups.values())}}
