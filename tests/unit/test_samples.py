@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpualert import procfs, samples
-from gpualert.samples import Samples, look_at_tree
+from gpualert.samples import Samples
 from tests.support.waiting import wait_until
 
 BOUND_S = 20.0
@@ -97,15 +97,15 @@ def test_whatever_the_tree_says_is_bounded(monkeypatch: pytest.MonkeyPatch, answ
     assert len(taken.to_json()["pids"]) <= samples.MAX_PIDS
 
 
-def test_the_counters_of_a_group_are_kept_as_they_were_first_seen() -> None:
-    found = look_at_tree(me(), None, "launch.1")["seen"]
+def test_a_kill_in_a_group_that_the_launch_was_seen_in() -> None:
+    """Also in one that it moved into after the first look."""
     taken = Samples("launch.1")
     until_tree(taken)
-    assert list(taken.groups) == [one["name"] for one in found["groups"]]
-    for counters in taken.groups.values():
-        if counters["oom_kill"]:
-            counters["oom_kill"] -= 1
-            grown = taken.grown()
-            assert grown is not None and grown[1] >= 1
-            return
-    assert taken.grown() is None
+    assert taken.grown() is None or taken.groups  # others may share our group
+    known = {name: counters for name, counters in taken.groups.items() if counters["oom_kill"] is not None}
+    if not known:
+        pytest.skip("needs a memory cgroup that counts kills, and this machine has none mounted")
+    name, counters = next(iter(known.items()))
+    counters["oom_kill"] -= 1
+    grown = taken.grown()
+    assert grown is not None and grown[0] == name and grown[1] >= 1
