@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -105,6 +106,18 @@ def test_a_file_that_grew_too_large_is_refused() -> None:
     rules = [{"name": f"lab.x{n}", "pattern": f"abc{n}", "words": ["abc" * 300], "class": "nccl"} for n in range(300)]
     with pytest.raises(InvalidRules, match="at most 262144 bytes"):
         check_rules({"format_version": 1, "rules": rules})
+
+
+@toml
+def test_before_python_311_the_package_tomli_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes with the provider where Python has no reader of its own; without it the way out is told."""
+    reader = importlib.import_module("tomllib")
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+    monkeypatch.setitem(sys.modules, "tomli", reader)
+    assert [row.name for row in check_rules(compile_rules(GOOD)).added] == ["lab.licence"]
+    monkeypatch.setitem(sys.modules, "tomli", None)
+    with pytest.raises(InvalidRules, match="no TOML reader .*gpualert rules compile"):
+        compile_rules(GOOD)
 
 
 def test_all_faults_are_named_at_once() -> None:

@@ -101,6 +101,7 @@ def checked_when_parsed(arguments: Mapping[str, Any]) -> None:
     elif is_template(known.get("env")):
         known["env"] = {}
     known["secret_env"] = tuple(known.get("secret_env") or ())
+    known["rules"] = None  # checked when they were compiled, once for all tasks that share them
     spec(known)
 
 

@@ -28,11 +28,11 @@ def compiled(value: Any, folders: Iterable[str]) -> dict[str, Any] | None:
     :param folders: where a relative path is looked for, in order.
     :raises InvalidSpec: with file, rule and fault.
     """
+    if value is None:
+        return None
     from gpualert.userrules import InvalidRules
 
     try:
-        if value is None:
-            return None
         if isinstance(value, Mapping):
             return _checked(json.dumps(value, allow_nan=False))
         if isinstance(value, str) and "\n" in value:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,15 @@ def test_they_are_not_in_the_serialized_dag(dag: DAG, tmp_path: Path) -> None:
 def test_they_go_to_the_host_with_the_launch(world) -> None:
     world.run(rules=COMPILED)
     assert world.launched[0]["spec"]["rules"] == COMPILED
+
+
+def test_nothing_is_imported_for_tasks_without_rules() -> None:
+    """Most DAGs have none, and each DAG file is parsed in a process of its own."""
+    code = (
+        "import sys\n"
+        "from gpualert_provider.operators.training import GPUTrainingOperator\n"
+        "GPUTrainingOperator(task_id='t', command='true')\n"
+        "print('gpualert.userrules' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1:] == ["False"], done.stderr
