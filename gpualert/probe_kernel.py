@@ -348,16 +348,17 @@ def about(records: Sequence[Record], launch: Launch) -> About:
 def _is_ours(kill: Kill, launch: Launch, pids_count: bool) -> bool:
     if pids_count and kill.pid in launch.pids:
         return True
-    if launch.began_s is not None and kill.time_s < launch.began_s:
-        return False  # of an earlier launch in the same place, perhaps; a pid would have told
-    if kill.group is not None:
-        if any(kill.group == group or kill.group.startswith(group + "/") for group in launch.groups if group != "/"):
-            return launch.killed_child in (None, kill.pid) or not pids_count
-        if any(mark in kill.group for mark in launch.marks):
-            return True
-    if launch.uid is None or kill.uid != launch.uid or not launch.killed or launch.ended_s is None:
+    # What is left is about places and users, which others share: then something of ours must have died so.
+    if not launch.killed or (launch.began_s is not None and kill.time_s < launch.began_s):
         return False
     # In our own pid namespace the kernel would have named the very process that SIGKILL ended.
     if pids_count and launch.killed_child is not None:
+        return kill.pid == launch.killed_child
+    if kill.group is not None:
+        if any(kill.group == group or kill.group.startswith(group + "/") for group in launch.groups if group != "/"):
+            return True
+        if any(mark in kill.group for mark in launch.marks):
+            return True
+    if launch.uid is None or kill.uid != launch.uid or launch.ended_s is None:
         return False
     return abs(launch.ended_s - kill.time_s) <= 10.0

@@ -93,13 +93,14 @@ def test_other_lines_about_memory_name_nobody(line: str) -> None:
     [
         (Launch(pids=frozenset({13771})), True),
         (Launch(pids=frozenset({13772})), False),
-        (Launch(groups=frozenset({"/jobs/a"})), True),
-        (Launch(groups=frozenset({"/jobs"})), True),
-        (Launch(groups=frozenset({"/job"})), False),
-        (Launch(groups=frozenset({"/"})), False),
-        (Launch(groups=frozenset({"/jobs/a"}), killed_child=13771), True),
-        (Launch(groups=frozenset({"/jobs/a"}), killed_child=999), False),
-        (Launch(groups=frozenset({"/jobs/a"}), began_s=101.0), False),
+        (Launch(groups=frozenset({"/jobs/a"}), killed=True), True),
+        (Launch(groups=frozenset({"/jobs/a"}), killed=False), False),
+        (Launch(groups=frozenset({"/jobs"}), killed=True), True),
+        (Launch(groups=frozenset({"/job"}), killed=True), False),
+        (Launch(groups=frozenset({"/"}), killed=True), False),
+        (Launch(groups=frozenset({"/jobs/a"}), killed=True, killed_child=13771), True),
+        (Launch(groups=frozenset({"/jobs/a"}), killed=True, killed_child=999), False),
+        (Launch(groups=frozenset({"/jobs/a"}), killed=True, began_s=101.0), False),
         (Launch(pids=frozenset({13771}), began_s=101.0), True),
         (Launch(uid=1000, killed=True, ended_s=104.0), True),
         (Launch(uid=1000, killed=True, ended_s=111.0), False),
@@ -122,6 +123,8 @@ def test_in_a_container_the_kernel_names_our_containers_id() -> None:
     mark = "4f" * 32
     line = OOM_KILL.replace("task_memcg=/jobs/a", f"task_memcg=/docker/{mark}")
     who = Launch(groups=frozenset({"/"}), marks=frozenset({mark}), pid_namespace="pid:[4026532000]")
+    assert about([record(line), record(KILLED)], who).kills == ()
+    who = who._replace(killed=True)
     assert about([record(line), record(KILLED)], who).kills == (KILLED,)
 
 
