@@ -49,11 +49,14 @@ class Answers:
         assert failure_class is not None
         item = self._earliest_of_class(item)
         seen: list[Evidence] = [item.evidence()]
-        seen.extend(item.also[:2])
+        stated = next((o for o in self.all if o.failure_class is failure_class and o.trace is not None), None)
+        if stated is not None and stated.line != item.line and not stated.survived and stated.strength > ECHO:
+            seen.append(stated.evidence())
+        seen.extend(also for also in item.also[:2] if also.line not in [other.line for other in seen])
         for other in self.all:
             if (
                 other.failure_class is failure_class
-                and other.line != item.line
+                and other.line not in [one.line for one in seen]
                 and other.strength >= min(WEAK, item.strength)
                 and len(seen) < 4
             ):

@@ -58,6 +58,11 @@ _RANK_PACKAGES = ("torch/distributed", "torch/_C", "deepspeed/comm", "jax/_src/d
 _SPEAKS_OF_RANKS = re.compile(
     r"(?i)rank|master|node|tcp://|rendezvous|rdzv|store|worker|distributed|coordinator|peer|init_"
 )
+#: Words of a line that warns of what might come, or says that it will do.
+_ADVISES = re.compile(
+    r"(?i)\b(?:can|may|might|could) (?:also |then |in turn )?(?:cause|lead to|result in|hang|fail)\b|\brecommended\b"
+    r"|\baccepting (?:this|the)\b|\bplease (?:consider|note|upgrade|update)\b"
+)
 _SHM_FRAMES = (
     "multiprocessing/synchronize",
     "multiprocessing/heap",
@@ -146,10 +151,13 @@ def _from_events(scan: ScanResult, rules: RuleSet) -> list[Candidate]:
         by_line.setdefault((event.line, event.offset), []).append(event)
     found: list[Candidate] = []
     for events in by_line.values():
+        if any(rules[event.rule].role is Role.ECHO for event in events):
+            # "SignalException: … got signal: 15": what an exception says is more than that it is one.
+            events = [event for event in events if event.rule != "generic.exception"]
         event = max(events, key=lambda e: (_line_strength(rules, e), -rules.order(e.rule)))
         row = rules[event.rule]
         strength = _ROLE_STRENGTH[row.role]
-        if strength == STATED and event.level in ("quiet", "warning"):
+        if strength == STATED and (event.level in ("quiet", "warning") or _ADVISES.search(event.text) is not None):
             strength = WEAK
         if (
             strength == DECISIVE

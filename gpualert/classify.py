@@ -36,6 +36,10 @@ _D = FailureDomain
 _BETWEEN_RANKS = re.compile(
     r"(?i)c10d|\brank\b|master|\bnode\b|gloo|tcp://|rendezvous|\bmpi|\bssh\b|store|socket\.cpp|worker"
 )
+_FAILS = re.compile(
+    r"(?i)error|fail|fatal|abort|cannot|can't|can not|could not|couldn't|unable|exception|assert|kill|denied|not found"
+    r"|no such|refus|invalid|out of|exhausted|exceed|terminat|stop|giving up|not enough|no space|timed? ?out"
+)
 _TOLD = re.compile(
     r"(?i)(?:received|caught|got|handling) (?:signal )?(?:SIGTERM|signal:? 15\b)|SIGTERM (?:was )?received"
 )
@@ -246,6 +250,11 @@ class _Judge(Answers):
         for item in strong:
             if item.failure_class in (_C.OOM_KILLER, _C.DISK_FULL) and strong[0].failure_class is _C.PREEMPTED:
                 return item
+        if strong[0].rule == "time_limit.command":
+            # timeout(1) ends what stands still as well as what is late.
+            still = [item for item in self.all if item.failure_class is _C.HANG and item.strength >= WEAK]
+            if still and still[-1].progress >= self.scan.progress - 2:
+                return still[0]
         return strong[0]
 
     def _long_survived(self, item: Candidate) -> bool:
@@ -270,6 +279,7 @@ class _Judge(Answers):
             or ended
             or self._near_end(item)
         ]
+        strong = [item for item in strong if not self._only_remarks(item, strong)]
         by_exit = self._agrees_with_exit(live)
         if by_exit is not None:
             strong = [by_exit]
@@ -289,6 +299,8 @@ class _Judge(Answers):
         slow = self._ran_but_badly()
         if slow is not None:
             return self._from(slow)
+        if self._flushed_late():
+            return self._by_text()
         plain = [item for item in live if item.strength == GENERIC]
         if plain and self._near_end(plain[-1]):
             first = next(item for item in plain if self._near_end(item))
@@ -311,15 +323,40 @@ class _Judge(Answers):
             for item in strong[1:]:
                 same_stream = (
                     item.trace is not None and first.trace is not None and item.trace["stream"] == first.trace["stream"]
-                )
-                if (
-                    item.strength >= STATED
-                    and same_stream
-                    and first.rank is None
-                    and item.failure_class is not first.failure_class
-                ):
+                ) or (item.trace is None and item.rank == first.rank and item.line - first.line <= 6)
+                near = first.rank is None or item.line - first.line <= 40
+                if item.strength >= STATED and same_stream and near and item.failure_class is not first.failure_class:
                     return item
         return first
+
+    @staticmethod
+    def _only_remarks(item: Candidate, strong: Sequence[Candidate]) -> bool:
+        """A line in no words of failure, and an exception of another kind behind it that somebody died of."""
+        if item.trace is not None or item.strength != STATED or item.level == "error" or _FAILS.search(item.text):
+            return False
+        return any(
+            other.trace is not None
+            and other.offset > item.offset
+            and other.strength >= TYPED
+            and other.failure_class is not item.failure_class
+            for other in strong
+        )
+
+    def _flushed_late(self) -> bool:
+        """
+        Whether what came behind the exception that ended the program was only its buffered output: Python writes that
+        at its end. Then nothing up to the exception was survived.
+        """
+        traces = [item for item in self.all if item.trace is not None and item.strength >= GENERIC]
+        if self.exit.code != 1 or not traces or not traces[-1].survived:
+            return False
+        end = traces[-1]
+        assert end.trace is not None
+        if end.trace["headerless"] or any(item.offset > end.offset and item.strength >= WEAK for item in self.all):
+            return False
+        near = [item for item in self.all if end.progress - item.progress < 3]
+        self.all = [replace(item, survived=False) if item in near else item for item in self.all]
+        return True
 
     def _agrees_with_exit(self, live: Sequence[Candidate]) -> Candidate | None:
         wanted = {127: _C.COMMAND_NOT_FOUND, 126: _C.NOT_EXECUTABLE}.get(
@@ -419,10 +456,9 @@ class _Judge(Answers):
     def _srun_gave_up(self, cancel: Candidate) -> bool:
         """srun cancels a step itself when one of its tasks exits badly: nobody interrupted it."""
         for item in self.all:
-            if item.rule == "echo.srun" and (
-                "_step_signal: Terminating" in item.text
-                or (": Exited with exit code" in item.text and item.offset < cancel.offset)
-            ):
+            if "_step_signal: Terminating" in item.text and item.rule == "echo.srun":
+                return True
+            if "srun: error:" in item.text and ": Exited with" in item.text and item.offset < cancel.offset:
                 return True
         return False
 

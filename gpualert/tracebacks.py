@@ -93,6 +93,8 @@ _NOT_EXCEPTIONS = {
     "Job",
     "Hint",
 }
+#: The message goes on with the exception that was wrapped.
+_WRAPS = ("raised:", "exception:", "error:", "caused by:")
 #: Old exceptions of C modules: ``socket.gaierror``, ``zlib.error``, ``cv2.error``.
 _LOWER_CASE = {"error", "gaierror", "herror", "timeout"}
 _LIBRARY_PATHS = (
@@ -275,7 +277,8 @@ class TracebackParser:
         if not body.strip():
             current["more"] = min(current["more"], 2)
             return None
-        if exception_of(body.strip(), False) is not None or _NOT_MESSAGE.match(body) is not None:
+        wraps = current["message"].rstrip().endswith(_WRAPS)
+        if not wraps and (exception_of(body.strip(), False) is not None or _NOT_MESSAGE.match(body) is not None):
             self._close(stream)
             return None
         if len(current["message"]) < 1500:
