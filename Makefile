@@ -52,7 +52,7 @@ demo: setup ## a real Airflow, a real SSH host, and trainings that fail for real
 bench: setup ## measure what the design promises and print the table
 	@$(PY) -m benchmarks $(ARGS)
 
-evaluate: setup ## score the classifier on the log corpus
+evaluate: setup ## score the classifier on the log corpora, and count causes that it makes up
 	@$(PY) -m tests.corpus $(ARGS)
 
 clean: ## remove what the targets above made in this folder

@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -105,9 +106,27 @@ def judge_corpus(labels_path: str, logs_path: str, rules: RuleSet | None = None)
     judged = []
     for entry in read_labels(labels_path):
         path = find_log(logs_path, str(entry["id"]))
-        verdict = classify_file(path, code=entry.get("exit_code"), rules=rules)
+        code, signal_number = exit_of(entry)
+        verdict = classify_file(path, code=code, signal=signal_number, rules=rules)
         judged.append(_compare(entry, verdict))
     return tuple(judged)
+
+
+def exit_of(entry: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """
+    How a labelled command ended, as (code, signal): the code that a shell saw where there is one, else the signal.
+
+    :raises ValueError: a signal that this system does not know.
+    """
+    code, name = entry.get("exit_code"), entry.get("signal")
+    if code is not None or name is None:
+        return code, None
+    if isinstance(name, int):
+        return None, name
+    try:
+        return None, int(signal.Signals[str(name)])
+    except KeyError:
+        raise ValueError(f"label {entry.get('id')}: expected a signal such as SIGKILL, found {name!r}") from None
 
 
 def said(judged: Sequence[Judged]) -> tuple[Said, ...]:

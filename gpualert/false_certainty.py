@@ -16,6 +16,7 @@ from typing import Any, Iterable, Iterator
 
 from gpualert.classify import ExitFacts, classify
 from gpualert.classify_file import read_chunks
+from gpualert.evaluate import exit_of, find_log
 from gpualert.scan import Scanner
 from gpualert.signature import RuleSet
 from gpualert.taxonomy import FailureClass
@@ -38,6 +39,7 @@ class Case:
     data: bytes
     code: int | None
     accepted: frozenset[str]
+    signal: int | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def robbed(label: dict[str, Any], data: bytes) -> Iterator[Case]:
 
     :param label: an entry as :mod:`gpualert.evaluate` describes it.
     """
-    code = label.get("exit_code")
+    code, signal = exit_of(label)
     accepted = {str(label["class"]), *label.get("alternates", ())}
     if code == 0:
         accepted.add(FailureClass.SUCCESS.value)
@@ -90,7 +92,7 @@ def robbed(label: dict[str, Any], data: bytes) -> Iterator[Case]:
     lines = data.split(b"\n")[: -1 if ended else None]
     for kind, left in _left(lines, label):
         data = b"\n".join(left) + b"\n" * bool(left and ended)
-        yield Case(kind, str(label["id"]), data, code, frozenset(accepted))
+        yield Case(kind, str(label["id"]), data, code, frozenset(accepted), signal)
 
 
 def nonsense() -> Iterator[Case]:
@@ -128,8 +130,6 @@ def foreign(directory: str) -> Iterator[Case]:
 
 def cases_of_corpus(labels_path: str, logs_path: str) -> Iterator[Case]:
     """What is left of every log of a labelled corpus."""
-    from gpualert.evaluate import find_log
-
     with open(labels_path, encoding="utf-8") as stream:
         for line in filter(str.strip, stream):
             label = json.loads(line)
@@ -145,7 +145,7 @@ def measure(cases: Iterable[Case], rules: RuleSet | None = None) -> tuple[Tally,
     for case in cases:
         scanner = Scanner(rules)
         scanner.feed(case.data)
-        verdict = classify(ExitFacts(code=case.code), scanner.finish())
+        verdict = classify(ExitFacts(code=case.code, signal=case.signal), scanner.finish())
         said = verdict.failure_class.value
         count[case.kind] += 1
         if said == FailureClass.UNKNOWN.value:

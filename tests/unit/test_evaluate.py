@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpualert import false_certainty
-from gpualert.evaluate import Said, compare, load, macro_f1, main, save
+from gpualert.evaluate import Said, compare, exit_of, load, macro_f1, main, save
 from gpualert.false_certainty import Case, measure, robbed
 
 LABELS = [
@@ -144,3 +144,12 @@ def test_macro_f1_is_the_mean_over_labels() -> None:
     """A class that is only ever an answer has no F1 of its own."""
     assert macro_f1([("a", "a"), ("b", "c")]) == 0.5
     assert macro_f1([]) == 0.0
+
+
+def test_a_label_tells_the_end_by_code_or_by_signal() -> None:
+    """A shell's code says what people had; a signal alone is what wait(2) told."""
+    assert exit_of({"exit_code": 137, "signal": "SIGKILL"}) == (137, None)
+    assert exit_of({"exit_code": None, "signal": "SIGKILL"}) == (None, 9)
+    assert exit_of({}) == (None, None)
+    with pytest.raises(ValueError, match="label x: expected a signal"):
+        exit_of({"id": "x", "signal": "SIGNOSUCH"})
