@@ -67,7 +67,11 @@ def reduce(
     for key, name in ANSWERS.items():
         if key in found:
             continue
-        if does_not_apply(after, name) or (name not in (after or {}) and does_not_apply(before, name)):
+        if (
+            exit.stopped_by
+            or does_not_apply(after, name)
+            or (name not in (after or {}) and does_not_apply(before, name))
+        ):
             found["does_not_apply"].append(key)
         else:
             found["not_seen"][key] = why_not(after, name) + (" after exit 0" if exit.succeeded else "")

@@ -24,6 +24,8 @@ BEFORE_S = 10.0
 #: waits a little longer than the first for a verdict.
 AFTER_S = 2.5
 CHEAP_S = 1.0
+#: How much less a probe gives the programs that it asks than it has itself: it must live to end them.
+_SPARE_S = 0.4
 #: How long after its end a launch can still be looked at by who comes without samples.
 JUST_ENDED_S = 20.0
 #: Variables of the child's that say where its job and its GPUs are.
@@ -63,7 +65,7 @@ class Looks:
         self._running = probe_fork.start(
             {
                 "memory": (partial(probe_memory.look, None, child.pid), BEFORE_S),
-                "kernel": (partial(probe_kernel.look, self._started.get("clock_monotonic_s"), None), BEFORE_S),
+                "kernel": (partial(probe_kernel.look, self._started.get("clock_monotonic_s"), None, 2.0), BEFORE_S),
                 "host": (partial(probe_host.look, _places(self._spec, self._directory)), BEFORE_S),
                 "child": (partial(_child, child, _of_spec(self._spec)), BEFORE_S),
                 "gpu": (partial(_gpu_for, child, BEFORE_S - 1.0, _of_spec(self._spec)), BEFORE_S),
@@ -120,12 +122,12 @@ def look_after(
     path: str = "",
 ) -> dict[str, Any]:
     """
-    What can be seen at the end; after a success only what was sampled.
+    What can be seen at the end; after a success, or a stop that was asked for, only what was sampled.
 
     :param path: the child's PATH: tools of its scheduler may lie there.
     """
     after: dict[str, Any] = {}
-    if not exit.succeeded:
+    if not exit.succeeded and exit.stopped_by != "request":
         after = _look(directory, spec, started, before, log_lines, path)
     after["began_s"] = started.get("clock_monotonic_s")
     after["ended_s"] = _monotonic_of_end(directory, started)
@@ -169,17 +171,17 @@ def _look(
     if kernel.get("not_seen") and kernel.get("kind") != probe_fork.LATE:
         known["kernel"] = kernel  # who could not read it at the start cannot now
     else:
-        look = partial(probe_kernel.look, began_s, observations.seen(before, "kernel"))
+        look = partial(probe_kernel.look, began_s, observations.seen(before, "kernel"), CHEAP_S - _SPARE_S)
         probes["kernel"] = (look, CHEAP_S)
     if observations.does_not_apply(before, "gpu") and not any(map(os.path.exists, _DRIVER_SIGNS)):
         known["gpu"] = (before or {})["gpu"]
     else:
-        probes["gpu"] = (partial(_gpu, AFTER_S - 0.5, environ), AFTER_S)
+        probes["gpu"] = (partial(_gpu, AFTER_S - _SPARE_S, environ), AFTER_S)
     job = probe_scheduler.job_of(environ, log_lines)
     if job is None:
         known["scheduler"] = {"not_seen": "the launch is in no Slurm job", "kind": "no_job"}
     else:
-        asked = partial(_scheduler, job, started.get("started_at"), AFTER_S - 0.5, path, environ)
+        asked = partial(_scheduler, job, started.get("started_at"), AFTER_S - 2 * _SPARE_S, path, environ)
         probes["scheduler"] = (asked, AFTER_S)
     return {**known, **probe_fork.wait(probe_fork.start(probes), AFTER_S)}
 

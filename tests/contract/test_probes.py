@@ -80,6 +80,12 @@ def program(folder: Path, name: str, script: str) -> None:
     (folder / name).chmod(0o755)
 
 
+def running(folder: Path) -> list[str]:
+    """Command lines of what runs from a folder, or was started there."""
+    lines = [procfs.command_line(one.pid) or "" for one in procfs.all_processes() if not one.dead]
+    return [line for line in lines if str(folder) in line]
+
+
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder whose programs come first."""
@@ -331,7 +337,7 @@ def test_scontrol_is_enough(host: Host, tmp_path: Path, tools: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("exec sleep 3600", "did not answer"),
+        ("sleep 3600; exit", "did not answer"),
         ("trap '' TERM; while :; do sleep 1; done", "did not answer"),
         ("head -c 4000000 /dev/zero | tr '\\0' 'x'; sleep 3600", "more than"),
         ("head -c 100000 /dev/urandom", "knows job 7"),
@@ -347,6 +353,7 @@ def test_a_scheduler_that_misbehaves_costs_only_its_own_word(
     record = start(host, tmp_path, "sys.exit(3)", env={"SLURM_JOB_ID": "7"})
     outcome = finish(host, tmp_path, record)
     assert (outcome.state, outcome.exit_code, outcome.failure_class) == (RunState.FAILED, 3, "unknown")
+    wait_until(lambda: not running(tools), DEADLINE_S, "the tools to be gone")
     assert any(item.startswith("the scheduler: ") and words in item for item in outcome.not_seen), outcome.not_seen
 
 
@@ -388,7 +395,7 @@ def test_dmesg_tells_where_the_device_is_closed(host: Host, tmp_path: Path, tool
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("exec sleep 3600", "did not answer"),
+        ("sleep 3600; exit", "did not answer"),
         ("head -c 20000000 /dev/zero", "more than"),
         ("echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1", "Operation not permitted"),
     ],
@@ -401,6 +408,7 @@ def test_a_dmesg_that_misbehaves_is_named(
     record = start(host, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
     outcome = finish(host, tmp_path, record)
     assert (outcome.exit_text, outcome.failure_class) == ("SIGKILL", "unknown")
+    wait_until(lambda: not running(tools), DEADLINE_S, "dmesg to be gone")
     said = [item for item in outcome.not_seen if item.startswith("the kernel log: ")]
     assert said and words in said[0], outcome.not_seen
 
@@ -525,6 +533,19 @@ def test_a_success_is_not_kept_waiting_by_any_probe(
     assert not {"memory", "kernel", "host", "gpu", "scheduler"} & set(after)
     assert after["samples"]["taken"] >= 1
     assert outcome.observations is not None and outcome.observations["memory"]["host_total_bytes"] > 0
+
+
+def test_a_stop_that_was_asked_for_is_not_looked_into(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who stopped it is known; so nobody waits for probes."""
+    from tests.support.launching import stop
+
+    record = start(host, tmp_path, "")
+    ended = stop(record)
+    outcome = finish(host, tmp_path, record)
+    assert (ended.state, outcome.failure_class, outcome.not_seen) == (RunState.STOPPED, "interrupted", ())
+    assert not {"memory", "kernel", "host", "gpu", "scheduler"} & set(look(record, "after"))
 
 
 def test_what_was_seen_is_for_its_owner_alone(host: Host, tmp_path: Path) -> None:

@@ -185,6 +185,11 @@ def test_why_nothing_was_seen() -> None:
     assert not {"kernel_lines", "oom_kills", "scheduler_state", "gpu_lost"} & set(found)
 
 
+def test_a_stop_of_our_own_needs_no_other_reason() -> None:
+    found = observations.reduce(None, {"samples": {}}, ExitFacts(signal=15, stopped_by="request"), CHILD)
+    assert found["not_seen"] == {} and len(found["does_not_apply"]) == len(observations.ANSWERS)
+
+
 def test_without_any_look_nothing_is_claimed() -> None:
     found = reduce(None, None)
     assert set(found["not_seen"]) == set(observations.ANSWERS)
