@@ -82,6 +82,7 @@ def render(facts: RunFacts) -> str:
         evidence=_items(outcome.get("evidence")),
         cascade=_items(outcome.get("cascade")),
         alternatives=_items(outcome.get("alternatives")),
+        seen=_seen(outcome.get("observations")),
         raw=json.dumps(outcome, indent=2, ensure_ascii=False, default=str) if outcome else None,
         style=Markup(STYLE),
         duration=duration,
@@ -133,6 +134,18 @@ def _items(value: Any) -> list[Mapping[str, Any]]:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         return []
     return [item for item in value if isinstance(item, Mapping)]
+
+
+def _seen(value: Any) -> dict[str, Any] | None:
+    """What was seen of the host, each part of the shape that the template expects; None when nothing was."""
+    if not isinstance(value, Mapping):
+        return None
+    found: dict[str, Any] = {name: _items(value.get(name)) for name in ("gpus", "disks")}
+    for name in ("memory", "scheduler"):
+        found[name] = value[name] if isinstance(value.get(name), Mapping) else {}
+    for name in ("kernel", "not_seen"):
+        found[name] = [str(line) for line in value[name]] if isinstance(value.get(name), (list, tuple)) else []
+    return found
 
 
 def _state_of(launches: Sequence[Mapping[str, Any]]) -> str | None:
@@ -298,6 +311,23 @@ ran {{ duration(o.duration_s) }}</div>
 {% if o.git %}<dt>Git</dt><dd><code>{{ o.git.commit }}</code>{% if o.git.dirty %} with uncommitted changes{% endif %}</dd>{% endif %}
 {% if o.survivors %}<dt>Survivors</dt><dd class="bad">{{ o.survivors|length }} process(es) could not be killed</dd>{% endif %}
 </dl>
+{% if seen %}
+<h2>What the host showed</h2>
+<dl data-testid="observations">
+{% if seen.memory.peak_bytes %}<dt>Memory</dt><dd>peak {{ size(seen.memory.peak_bytes) }}\
+{% if seen.memory.limit_bytes %} of {{ size(seen.memory.limit_bytes) }}{% endif %}</dd>{% endif %}
+{% for gpu in seen.gpus %}<dt>GPU {{ gpu.index }}</dt><dd>{{ gpu.name or "unknown" }}, {{ size(gpu.memory_used_before_bytes) }} \
+in use before, {{ size(gpu.memory_used_after_bytes) }} after, of {{ size(gpu.memory_total_bytes) }}\
+{% if gpu.xids is sequence %}{% for xid in gpu.xids %}; Xid {{ xid }}{% endfor %}{% endif %}{% if gpu.error %}; {{ gpu.error }}{% endif %}</dd>
+{% endfor %}
+{% for disk in seen.disks %}<dt>Disk</dt><dd><code>{{ disk.path }}</code>: {{ size(disk.free_bytes) }} free of \
+{{ size(disk.total_bytes) }}</dd>
+{% endfor %}
+{% if seen.scheduler %}<dt>Slurm</dt><dd>job {{ seen.scheduler.job }}: {{ seen.scheduler.state }}</dd>{% endif %}
+{% for line in seen.kernel %}<dt>Kernel</dt><dd><code>{{ line }}</code></dd>{% endfor %}
+{% for reason in seen.not_seen %}<dt>Not seen</dt><dd>{{ reason }}</dd>{% endfor %}
+</dl>
+{% endif %}
 <details><summary>Everything, as JSON</summary><pre>{{ raw }}</pre></details>
 {% endif %}
 </main></body></html>

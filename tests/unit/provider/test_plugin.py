@@ -21,6 +21,12 @@ OUTCOME = {
     "evidence": [{"source": "log", "line": 812, "offset": 40_000, "rank": 3, "text": "torch.OutOfMemoryError: CUDA out of memory.", "rule": "cuda_oom_torch"}],
     "cascade": [{"source": "log", "line": 900, "text": "ncclSystemError"}], "alternatives": [{"failure_class": "nccl", "reason": "came later"}],
     "not_seen": ["kernel log"], "warnings": ["linger is off"], "git": {"commit": "abc123", "dirty": True}, "survivors": [],
+    "observations": {
+        "memory": {"peak_bytes": 3_500_000_000, "limit_bytes": 8_000_000_000}, "scheduler": {"job": "77", "state": "TIMEOUT"},
+        "gpus": [{"index": 1, "name": "NVIDIA H200", "memory_used_before_bytes": 0, "memory_used_after_bytes": 5000, "xids": [79], "error": "gpu_lost"}],
+        "disks": [{"path": "/scratch", "free_bytes": 2_000_000, "total_bytes": 9_000_000}],
+        "kernel": ["NVRM: Xid (PCI:0000:3b:00): 79"], "not_seen": ["the scheduler: sacct: not installed"],
+    },
 }  # fmt: skip
 LEDGER = {
     "entries": [
@@ -52,6 +58,7 @@ def test_it_answers_the_questions_of_three_in_the_morning():
         "FAILED", "cuda_oom", "GPU memory exhausted", "configuration", "How the program was set up", "CUDA out of memory.", "line 812", "rank 3",
         "Lower the batch size.", "The same failure is certain", "Another try has a good chance", "cuda_oom: stop", "train-0.1", "1, 2", "gpu1",
         "/r/0001/log", "1.2 MB", "2 h 03 min", "abc123", "uncommitted", "ncclSystemError", "came later", "kernel log", "linger is off",
+        "peak 3.5 GB of 8.0 GB", "NVIDIA H200", "5.0 kB after", "Xid 79", "gpu_lost", "2.0 MB free of 9.0 MB", "job 77: TIMEOUT", "sacct: not installed",
     ):  # fmt: skip
         assert text in html, text
 
@@ -90,7 +97,8 @@ def test_hostile_text_stays_text(where):
     [
         None, {}, {"state": "RUNNING"}, {"state": 7, "evidence": "text", "host": None, "retry_outlook": "yes", "git": 3},
         {"evidence": [None, "x", {"text": None}], "warnings": None, "duration_s": "long", "log_size_bytes": None, "survivors": None},
-        {"failure_class": "a_class_of_next_year", "domain": "moon", "retry_outlook": {"same_host": "perhaps"}},
+        {"observations": {"gpus": [{"xids": 79}, {"index": None}, 3], "memory": [1], "kernel": "x", "disks": None, "scheduler": "a"}},
+        {"observations": "seen"}, {"observations": {}}, {"failure_class": "a_class_of_next_year", "domain": "moon", "retry_outlook": {"same_host": "perhaps"}},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
