@@ -48,13 +48,14 @@ _PATH = re.compile(r"(?<![\w<])/(?!/)[\w.+-]+(?:/|\b)|[A-Za-z0-9_.-]+\.(?:pt|pth
 
 
 def rank_killed(exit: ExitFacts, scan: ScanResult) -> bool:
-    """The log says that a process of the launch died of SIGKILL."""
+    """The log says that a process of the launch died of SIGKILL, and the run did not go on after that."""
     rules = scan.rules if scan.rules is not None else default_rules()
     return _says_killed(Answers(exit, scan, rules, {}))
 
 
 def _says_killed(seen: Answers) -> bool:
-    lines = [item.text for item in seen.all if item.strength == ECHO or "killed" in item.text.lower()]
+    told = [item for item in seen.all if not item.survived and (item.strength == ECHO or "killed" in item.text.lower())]
+    lines = [item.text for item in told]
     lines += [text for _, _, text in seen.scan.tail[-12:]]
     return any(_KILLED_WORDS.search(text) is not None for text in lines)
 

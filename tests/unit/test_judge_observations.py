@@ -42,6 +42,7 @@ LOADER_BUS = QUIET + TRACE + FRAME + "RuntimeError: DataLoader worker (pid 4462)
 NO_SPACE = QUIET + TRACE + FRAME + "OSError: [Errno 28] No space left on device\n"
 NO_SPACE_AT = QUIET + TRACE + FRAME + "OSError: [Errno 28] No space left on device: '/data/run/model.pt'\n"
 TOO_MANY = QUIET + TRACE + FRAME + "OSError: [Errno 24] Too many open files: 'a'\n"
+RESTARTED = ELASTIC_KILLED + "".join(f"epoch {n} loss 0.{n}\n" for n in range(1, 100)) + VALUE_ERROR
 FINISHED = QUIET + "Training completed.\n"
 
 
@@ -85,6 +86,7 @@ TABLE: list[tuple[str, str, dict[str, Any], dict[str, Any], FailureClass]] = [
     ("a counter while nothing of ours was killed", VALUE_ERROR, {}, {"oom_kills": 1}, C.TRACEBACK),
     ("a counter and no word at all", QUIET, {"code": 3}, {"oom_kills": 1}, C.UNKNOWN),
     ("a helper was killed, and the cause is another", VALUE_ERROR, {}, {"kernel_lines": [OOM]}, C.TRACEBACK),
+    ("a rank was killed long ago, and restarted", RESTARTED, {}, {"kernel_lines": [OOM], "oom_kills": 1}, C.TRACEBACK),
     ("a success", QUIET, {"code": 0}, {"kernel_lines": [OOM], "oom_kills": 1}, C.SUCCESS),
     ("a GPU fell off under a CUDA error", UNSPECIFIED, {}, {"kernel_lines": [XID79]}, C.GPU_HARDWARE),
     ("a GPU fell off under a collective", NCCL, {"signal": 6}, {"kernel_lines": [XID79]}, C.GPU_HARDWARE),
