@@ -1,15 +1,15 @@
 """What a pattern of a user's may not do, beyond what the linter asks of every row.
 
-Python's matcher goes back and tries again. How often, in the worst case, is counted here from the pattern's structure:
-a repetition counts for as many tries as it has lengths, unless what follows it cannot begin with what it repeats, since
-then only one of its lengths can be right.
+Python's matcher goes back and tries again. The steps that this can take are counted here from the pattern's structure:
+a repetition is tried in as many lengths as it has, unless what follows it cannot begin with what it repeats, since then
+only one of its lengths can be right, or cannot fail.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from typing import Any, FrozenSet, Sequence
+from typing import Any, FrozenSet, NamedTuple, Sequence
 
 if sys.version_info >= (3, 11):
     from re import _constants as _sre
@@ -20,10 +20,10 @@ else:  # pragma: no cover - older interpreters keep the same parser under anothe
 
 Characters = FrozenSet[int]
 
-#: Most tries from one place of a line: of a pattern that can begin nearly anywhere, and of one that begins with
+#: Most steps from one place of a line: of a pattern that can begin nearly anywhere, and of one that begins with
 #: characters of its own (or the line's start), which few places show.
-MAX_TRIES = 20_000
-MAX_TRIES_AFTER_TEXT = 1_000_000
+MAX_STEPS = 20_000
+MAX_STEPS_AFTER_TEXT = 2_000_000
 _TEXT = 3
 #: Rules see so much of a line.
 _LINE = 4096
@@ -54,12 +54,12 @@ def faults_of_user_pattern(pattern: str) -> list[str]:
     if faults:
         return sorted(set(faults))
     parsed: Any = _sre_parse.parse(pattern)
-    tries, _, _ = _sequence(parsed, _NONE)
-    allowed = MAX_TRIES_AFTER_TEXT if _text_at_start(parsed) >= _TEXT else MAX_TRIES
-    if tries > allowed:
-        found = str(tries) if tries < _ENOUGH else "far more"
+    steps = _sequence(parsed, _NONE, True).steps
+    allowed = MAX_STEPS_AFTER_TEXT if _text_at_start(parsed) >= _TEXT else MAX_STEPS
+    if steps > allowed:
+        found = str(steps) if steps < _ENOUGH else "far more"
         faults.append(
-            f"repetitions that overlap or stand inside one another: at most {allowed} tries from one place are "
+            f"repetitions that overlap or stand inside one another: at most {allowed} steps from one place are "
             f"allowed, found {found}; give them smaller bounds, or put something between them that they do not match"
         )
     return faults
@@ -94,55 +94,105 @@ def _operations(parsed: Any) -> list[Any]:
     return found
 
 
-def _sequence(items: Sequence[Any], after: Characters) -> tuple[int, Characters, bool]:
+class _Cost(NamedTuple):
     """
-    :param after: what can come behind it; nothing at the pattern's end, where there is nothing left to fail.
-    :return: tries; characters with which it can begin; whether it can be empty.
+    Of one part of a pattern.
+
+    :param tries: in how many ways it can match at one place, as far as more than one can be tried.
+    :param steps: what all of them take together.
+    :param first: characters with which it can begin.
+    :param empty: it can match nothing.
     """
-    tries, first, empty = 1, _NONE, True
+
+    tries: int
+    steps: int
+    first: Characters
+    empty: bool
+
+
+def _sequence(items: Sequence[Any], after: Characters, certain: bool) -> _Cost:
+    """
+    :param after: what can come behind it; nothing at the pattern's end.
+    :param certain: what comes behind it cannot fail, so that nobody comes back for another try.
+    """
+    tries, steps, first, empty = 1, 0, _NONE, True
     behind = after
+    text_follows = False
     for operation, argument in reversed(list(items)):
-        own_tries, own_first, own_empty = _item(operation, argument, behind)
-        tries = min(_ENOUGH, tries * own_tries)
-        behind = own_first | behind if own_empty else own_first
-        first = own_first | first if own_empty else own_first
-        empty = empty and own_empty
-    return tries, first, empty
+        own = _item(operation, argument, behind, certain)
+        is_text = operation is _sre.LITERAL
+        if not (is_text and text_follows):  # a text fails at its first character, as a rule
+            steps = min(_ENOUGH, own.steps + own.tries * steps)
+        text_follows = is_text
+        tries = min(_ENOUGH, tries * own.tries)
+        behind = own.first | behind if own.empty else own.first
+        first = own.first | first if own.empty else own.first
+        empty = empty and own.empty
+        certain = certain and operation in _REPEATS and own.empty
+    return _Cost(tries, steps, first, empty)
 
 
-def _item(operation: Any, argument: Any, after: Characters) -> tuple[int, Characters, bool]:
+def _item(operation: Any, argument: Any, after: Characters, certain: bool) -> _Cost:
     if operation in _REPEATS:
-        return _repetition(argument, after)
+        return _repetition(argument, after, certain)
     if operation is _sre.SUBPATTERN:
-        return _sequence(argument[-1], after)
+        return _sequence(argument[-1], after, certain)
     if operation is _sre.BRANCH:
-        return _branches([_sequence(branch, after) for branch in argument[1]])
+        return _branches([_sequence(branch, after, certain) for branch in argument[1]])
     if operation in (_sre.ASSERT, _sre.ASSERT_NOT):
-        return _sequence(argument[1], _NONE)[0], _NONE, True
+        # It costs its steps wherever it can begin.
+        first, empty = _first(argument[1])
+        return _Cost(1, _sequence(argument[1], _NONE, True).steps, _ALL if empty else first, True)
     if operation is _sre.AT:
-        return 1, _NONE, True
-    return 1, _characters(operation, argument), False
+        return _Cost(1, 1, _NONE, True)
+    return _Cost(1, 1, _characters(operation, argument), False)
 
 
-def _repetition(argument: Any, after: Characters) -> tuple[int, Characters, bool]:
+def _repetition(argument: Any, after: Characters, certain: bool) -> _Cost:
     low, high, body = argument
     most = _LINE if high is _sre.MAXREPEAT else min(int(high), _LINE)
-    first = _sequence(body, after)[1]
+    first = _first(body)[0]
     # Inside, one turn is followed by the next.
-    tries, _, empty = _sequence(body, after | first if most > 1 else after)
-    lengths = most - min(int(low), most) + 1 if first & after or empty else 1
-    inner = 1 if tries == 1 else min(_ENOUGH, tries ** min(most, 64))
-    return min(_ENOUGH, inner * lengths), first, empty or low == 0
+    inner = _sequence(body, after | first if most > 1 else after, certain and int(low) <= 1)
+    differs = most - min(int(low), most) + 1
+    lengths = differs if not certain and (first & after or inner.empty) else 1
+    turns = 1 if inner.tries == 1 else min(_ENOUGH, inner.tries ** min(most, 64))
+    steps = min(_ENOUGH, turns * most * max(1, inner.steps))
+    return _Cost(min(_ENOUGH, turns * lengths), steps, first, inner.empty or int(low) == 0)
 
 
-def _branches(branches: list[tuple[int, Characters, bool]]) -> tuple[int, Characters, bool]:
+def _first(items: Sequence[Any]) -> tuple[Characters, bool]:
+    """Characters with which a sequence can begin; whether it can be empty."""
+    first: Characters = _NONE
+    for operation, argument in items:
+        if operation in _REPEATS:
+            own, empty = _first(argument[2])
+            empty = empty or int(argument[0]) == 0
+        elif operation is _sre.SUBPATTERN:
+            own, empty = _first(argument[-1])
+        elif operation is _sre.BRANCH:
+            found = [_first(branch) for branch in argument[1]]
+            own, empty = _NONE.union(*(one for one, _ in found)), any(nothing for _, nothing in found)
+        elif operation in (_sre.ASSERT, _sre.ASSERT_NOT, _sre.AT):
+            own, empty = _NONE, True
+        else:
+            own, empty = _characters(operation, argument), False
+        first |= own
+        if not empty:
+            return first, False
+    return first, True
+
+
+def _branches(branches: list[_Cost]) -> _Cost:
     first: Characters = _NONE
     apart = True
-    for _, own, empty in branches:
-        apart = apart and not own & first and not empty
-        first |= own
-    tries = [one for one, _, _ in branches]
-    return max(tries) if apart else min(_ENOUGH, sum(tries)), first, any(empty for _, _, empty in branches)
+    for branch in branches:
+        apart = apart and not branch.first & first and not branch.empty
+        first |= branch.first
+    together = max if apart else sum
+    tries = min(_ENOUGH, together(branch.tries for branch in branches))
+    steps = min(_ENOUGH, together(branch.steps for branch in branches))
+    return _Cost(tries, steps, first, any(branch.empty for branch in branches))
 
 
 def _characters(operation: Any, argument: Any) -> Characters:

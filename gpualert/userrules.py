@@ -175,10 +175,7 @@ def _row(entry: Any, place: str, faults: list[str]) -> Signature | None:
     if not isinstance(pattern, str) or not pattern:
         faults.append(f"{place}: pattern: expected a regular expression, found {pattern!r}")
     else:
-        found = faults_of_pattern(pattern)
-        if not any(fault.startswith("expected a regular expression") for fault in found):
-            found += faults_of_user_pattern(pattern)
-        faults.extend(f"{place}: pattern: {fault}" for fault in dict.fromkeys(found))
+        faults.extend(f"{place}: pattern: {fault}" for fault in _faults_of_pattern(pattern))
     words = entry.get("words", [pattern] if isinstance(pattern, str) and _PLAIN.fullmatch(pattern) else None)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         faults.append(f"{place}: words: expected a list of plain strings of which one is in every line to be matched")
@@ -214,6 +211,15 @@ def _row(entry: Any, place: str, faults: list[str]) -> Signature | None:
         advice=entry.get("advice"),
         no_retry=entry.get("no_retry", False),
     )
+
+
+def _faults_of_pattern(pattern: str) -> list[str]:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        return [f"expected a regular expression: {error}"]
+    # First what is read off the structure alone: the linter also tries the pattern, which may then take for ever.
+    return faults_of_user_pattern(pattern) or list(dict.fromkeys(faults_of_pattern(pattern)))
 
 
 def _short(value: object) -> str:
