@@ -151,9 +151,9 @@ def _from_events(scan: ScanResult, rules: RuleSet) -> list[Candidate]:
         by_line.setdefault((event.line, event.offset), []).append(event)
     found: list[Candidate] = []
     for events in by_line.values():
-        if any(rules[event.rule].role is Role.ECHO for event in events):
+        if any(rules[event.rule].role is Role.ECHO and event.rule != "echo.terminate" for event in events):
             # "SignalException: … got signal: 15": what an exception says is more than that it is one.
-            events = [event for event in events if event.rule != "generic.exception"]
+            events = [event for event in events if not event.rule.startswith("generic.")]
         event = max(events, key=lambda e: (_line_strength(rules, e), -rules.order(e.rule)))
         row = rules[event.rule]
         strength = _ROLE_STRENGTH[row.role]

@@ -371,6 +371,8 @@ class _Judge(Answers):
             return False
         if item.failure_class in (_C.COMMAND_NOT_FOUND, _C.NOT_EXECUTABLE):
             return self._near_end(item)
+        if item.level in ("quiet", "warning") and item.rule in ("file_not_found.text", "permission.text"):
+            return False
         if item.rule == "rendezvous.network" and item.failure_class is _C.RENDEZVOUS:
             # Anything may fail to connect somewhere; between ranks the line says so.
             return _BETWEEN_RANKS.search(item.text) is not None and item.progress >= self.scan.progress - 2

@@ -75,14 +75,12 @@ def test_the_command_reaches_it_in_one_call() -> None:
 
 #: The target is 2 % of each kind. Where we are above it, this is about what we reach today: lower it when rules are mended.
 CEILINGS = {
-    "lines shuffled": 3.0,
-    "cut before the first root line": 3.5,
-    "cut in the middle": 3.0,
-    "every second line dropped": 3.5,
-    "random bytes": 2.5,
-    "listings and settings": 34.0,
-    "ordinary system logs": 19.0,
-    "other languages' builds and tools": 2.4,
+    "lines shuffled": 2.0,
+    "cut before the first root line": 3.0,
+    "cut in the middle": 2.6,
+    "every second line dropped": 2.4,
+    "listings and settings": 12.0,
+    "ordinary system logs": 13.0,
     "prose and source code": 67.0,
 }
 
