@@ -326,8 +326,8 @@ def clean(
     Remove run directories of launches that have ended.
 
     Whatever is older than the limit goes; of the rest, the oldest go until ``keep_count`` and ``keep_bytes`` are kept,
-    but only those whose end was delivered to a follower, some time ago (what was delivered can be lost with whoever took
-    it). A launch that lives, or may live, stays in any case.
+    but only those whose end was delivered to a follower, some time ago (what was delivered can be lost with whoever
+    took it). A launch that lives, or may live, stays in any case.
 
     :param older_than_s: seconds since the end.
     :return: what was removed (or would be), as {launch_id, run_directory, size_bytes, ended_at, why}, the oldest first.
