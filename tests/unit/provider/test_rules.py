@@ -141,5 +141,6 @@ def test_nothing_is_imported_for_tasks_without_rules() -> None:
         "GPUTrainingOperator(task_id='t', command='true')\n"
         "print('gpualert.userrules' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
     assert done.stdout.splitlines()[-1:] == ["False"], done.stderr
