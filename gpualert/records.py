@@ -301,7 +301,7 @@ def _assemble(run: RunDirectory) -> RunRecord:
         exit=exit_status,
         stopped_by=facts.stopped_by,
         stop_requested=stop is not None or stopping is not None,
-        stop_reason=None if stop is None else stop.get("reason"),
+        stop_reason=_why_stopped(stop, stopping),
         exec_errno=None if end is None else end.get("exec_errno"),
         setup_failed=run.setup_failed(),
         lost_reason=lost_reason,
@@ -317,6 +317,12 @@ def _assemble(run: RunDirectory) -> RunRecord:
         warnings=tuple(claim.get("warnings") or ()),
         note=note if spec is not None or note else "spec.json is missing",
     )
+
+
+def _why_stopped(stop: Mapping[str, Any] | None, stopping: Mapping[str, Any] | None) -> str | None:
+    if stop is not None:
+        return stop.get("reason")
+    return "its deadline was reached" if stopping is not None and stopping.get("why") == "deadline" else None
 
 
 def _liveness(

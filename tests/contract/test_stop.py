@@ -174,6 +174,7 @@ def test_the_tree_is_stopped_whole_at_the_deadline_too(host: Host, tmp_path: Pat
     wait_until(RunDirectory(record.run_directory).read_tree, deadline_s=60, what="tree.json")
 
     assert (ended.state, ended.stopped_by) == (RunState.TIMED_OUT, "deadline")
+    assert ended.stop_reason == "its deadline was reached"
     assert gone(int(where.read_text()))
 
 

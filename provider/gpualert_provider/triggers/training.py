@@ -290,7 +290,7 @@ class GpuTrainingTrigger(BaseTrigger):
         self.run_directory = record.get("run_directory") or self.run_directory
         if record.get("stop_requested"):
             reason = record.get("stop_reason")
-            self._tell_once(f"A stop was requested{f': {reason}' if reason else ''}. The host carries it out.")
+            self._tell_once(f"The training is being stopped{f': {reason}' if reason else ''}. The host carries it out.")
         if record.get("supervised") is False and record.get("state") == "RUNNING":
             self._tell_once(
                 "The processes that keep watch over the training on its host are gone; the training itself goes on. "
