@@ -31,6 +31,8 @@ BENCHMARKS = (
     Benchmark("memory", "keepers", "guard and supervisor beside a 1 GiB log", 40),
     Benchmark("watching", "watching", "the observer's CPU, quiet and flooding; the verdict's delay", 45),
     Benchmark("scanning", "scanning", "classifier speed on a training log", 30),
+    Benchmark("kinds", "scanning_kinds", "classifier speed on ordinary and hostile logs of many kinds", 300),
+    Benchmark("growing", "growing", "the verdict on a gigabyte that was scanned while it grew", 45),
     Benchmark("fetch", "fetch", "log fetched over SSH on loopback", 30),
     Benchmark("remote", "remote_jobs", "remote exit to task end in a real Airflow; SSH connections per job", 290),
 )
