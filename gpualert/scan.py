@@ -1,15 +1,17 @@
 """One pass over a log, as it grows or afterwards: fast, in flat memory, whatever the bytes are.
 
 A training log repeats itself. Every line is folded (its digits are dropped), and a folded form that was seen before
-and held no word of interest is never looked at again: it costs one set lookup. What is new is cut into tokens, and a
-token is compared with the rules' words once; only lines with such a token are decoded and shown to the rules. So the
-price of a rule does not depend on the size of the log, and what is slow never sees more than a small part of it.
+and held no word of interest is never looked at again: it costs one set lookup. What is new loses its identifiers too;
+if that shape is new as well, it is cut into tokens, and a token is compared with the rules' words once. Only lines that
+hold all the words of some branch of a rule are decoded and shown to it. So the price of a rule does not depend on the
+size of the log, and what is slow never sees more than a small part of it.
 
 What a scan finds is a function of the bytes alone, not of how they were cut into chunks.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Collection, Mapping, NamedTuple, Sequence
@@ -23,6 +25,8 @@ from gpualert.tracebacks import TracebackParser
 WINDOW_BYTES = 1 << 18
 #: Bytes of a line that the rules see; a longer one is seen from its start.
 _LINE_BYTES = 1 << 12
+#: A longer one is searched for words at its start and its end only.
+_LONG_BYTES = 1 << 15
 _TAIL_BYTES = 1 << 13
 _CACHE_FORMS = 30_000
 _CACHE_TOKENS = 100_000
@@ -37,6 +41,11 @@ _MAX_TEXT = 1000
 #: Digits go; a carriage return ends a segment as a newline does. Letters keep their case: patterns may depend on it.
 _DROPPED = b"0123456789\0"
 _CR_TO_LF = bytes.maketrans(b"\r", b"\n")
+_TO_LOWER = bytes.maketrans(bytes(range(65, 91)), bytes(range(97, 123)))
+#: Hexadecimal numbers and UUIDs that hold a digit.
+_IDENTIFIER = re.compile(
+    rb"(?<![0-9A-Za-z])(?=[A-Fa-f-]{0,24}[0-9])[0-9A-Fa-f]{6,64}(?:-[0-9A-Fa-f]{2,16}){0,5}(?![0-9A-Za-z])"
+)
 
 STATE_VERSION = 1
 
@@ -107,11 +116,13 @@ class Scanner:
         self._hits: dict[str, dict[str, Any]] = {}
         # Caches: they change the speed and nothing else.
         self._cold: set[bytes] = set()
+        self._cold_shapes: set[bytes] = set()
+        self._advancing_shapes: set[bytes] = set()
         self._advancing: set[bytes] = set()
         self._hot: dict[bytes, tuple[int, ...]] = {}
         self._full: dict[bytes, tuple[int, ...]] = {}
         self._mute: set[bytes] = set()
-        self._speaking: dict[bytes, tuple[tuple[int, bytes], ...]] = {}
+        self._speaking: dict[bytes, tuple[int, ...]] = {}
 
     @property
     def offset_bytes(self) -> int:
@@ -233,7 +244,7 @@ class Scanner:
             forms.pop()
         unseen = set(forms)
         unseen.difference_update(self._cold)
-        hot = self._sort_out(unseen) if unseen else {}
+        hot = self._sort_out(raw, forms, unseen) if unseen else {}
         advancing = self._advancing
         gain = sum(map(advancing.__contains__, forms)) if advancing else 0
         if hot or self._parser.wants_lines:
@@ -252,13 +263,52 @@ class Scanner:
             self._cold = set()
             self._advancing = set()
             self._hot = {}
+        if max(len(self._cold_shapes), len(self._advancing_shapes)) > _CACHE_FORMS:
+            self._cold_shapes = set()
+            self._advancing_shapes = set()
 
-    def _sort_out(self, unseen: set[bytes]) -> dict[bytes, tuple[int, ...]]:
+    def _sort_out(self, raw: bytes, forms: Sequence[bytes], unseen: set[bytes]) -> dict[bytes, tuple[int, ...]]:
         """Divide forms not known to be cold: which interest a rule (and which rules), which show progress."""
         known = self._hot
         hot = {form: known[form] for form in unseen.intersection(known)} if known else {}
         fresh = unseen.difference(hot) if hot else unseen
-        blob = b"\n".join(fresh).lower()
+        if not fresh:
+            return hot
+        by_shape = self._shapes(raw, forms, fresh)
+        new = set(by_shape).difference(self._cold_shapes)
+        rows_of = self._interesting(new) if new else {}
+        advancing = self._advancing_shapes
+        for shape, these in by_shape.items():
+            if shape in advancing:
+                self._advancing.update(these)
+            rows = rows_of.get(shape)
+            if rows is None:
+                self._cold.update(form for form in these if len(form) <= _CACHE_FORM_BYTES)
+            else:
+                for form in these:
+                    hot[form] = rows
+                    if len(form) <= _CACHE_FORM_BYTES:
+                        known[form] = rows
+        return hot
+
+    @staticmethod
+    def _shapes(raw: bytes, forms: Sequence[bytes], fresh: set[bytes]) -> dict[bytes, list[bytes]]:
+        """
+        Forms by what is left of their lines, in lower case, without identifiers too: a commit's or a request's letters
+        make a line new without making it different.
+        """
+        segments = (raw.translate(_CR_TO_LF) if b"\r" in raw else raw).split(b"\n")
+        line_of = {form: segment for form, segment in zip(forms, segments) if form in fresh}
+        lines = [line if len(line) <= _LONG_BYTES else _ends_of(line) for line in line_of.values()]
+        blob = _IDENTIFIER.sub(b"", b"\n".join(lines)).translate(_TO_LOWER, _DROPPED)
+        found: dict[bytes, list[bytes]] = {}
+        for form, shape in zip(line_of, blob.split(b"\n")):
+            found.setdefault(shape, []).append(form)
+        return found
+
+    def _interesting(self, shapes: set[bytes]) -> dict[bytes, tuple[int, ...]]:
+        """The shapes, not seen before, that interest a rule; and note which of all of them show progress."""
+        blob = b"\n".join(shapes)
         tokens = set(blob.split())
         speaking = self._speaking
         unheard = tokens.difference(self._mute)
@@ -270,30 +320,26 @@ class Scanner:
                     self._mute.add(token)
             else:
                 speaking[token] = rows
+        found: dict[bytes, tuple[int, ...]] = {}
         heard = tokens.intersection(speaking)
         if heard:
-            for form in fresh:
-                lowered = form.lower()
-                spoken = heard.intersection(lowered.split())
-                if not spoken:
-                    continue
-                named = {pair for token in spoken for pair in speaking[token]}
-                rules = self.rules.candidates(lowered, named)
-                if rules is not None:
-                    hot[form] = rules
-                    if len(form) <= _CACHE_FORM_BYTES:
-                        known[form] = rules
-        # An advancing line is recognised by a form that looks so: a few stems, then a pattern.
+            for shape in shapes:
+                spoken = heard.intersection(shape.split())
+                if spoken:
+                    named = {branch for token in spoken for branch in speaking[token]}
+                    candidates = self.rules.candidates(shape, named)
+                    if candidates is not None:
+                        found[shape] = candidates
+        # An advancing line is recognised by a shape that looks so: a few stems, then a pattern.
         if any(stem in blob for stem in PROGRESS_STEMS):
-            for form in fresh:
-                lowered = form.lower()
-                if any(stem in lowered for stem in PROGRESS_STEMS) and is_progress(lowered):
-                    self._advancing.add(form)
-        self._cold.update(form for form in fresh if len(form) <= _CACHE_FORM_BYTES and form not in hot)
+            for shape in shapes:
+                if any(stem in shape for stem in PROGRESS_STEMS) and is_progress(shape):
+                    self._advancing_shapes.add(shape)
+        self._cold_shapes.update(shape for shape in shapes if len(shape) <= _CACHE_FORM_BYTES and shape not in found)
         if len(self._mute) + len(speaking) > _CACHE_TOKENS:
             self._mute = set()
             self._speaking = {}
-        return hot
+        return found
 
     def _walk(self, raw: bytes, forms: Sequence[bytes], hot: dict[bytes, tuple[int, ...]]) -> None:
         """Show the hot segments to the rules, and every one to the traceback parser while it wants them."""
@@ -335,7 +381,7 @@ class Scanner:
             if self._parser.wants_lines and form:
                 # Inside a traceback a line may mean what it does not mean elsewhere: ask for all rows again.
                 rows = self._all_rows(form)
-            spent = self._look(segments[here], newlines + 1, base + offset, progress, rows)
+            spent = self._look(segments[here], form, newlines + 1, base + offset, progress, rows)
             if spent:
                 self._cool(form, spent, hot)
             index = here + 1
@@ -343,7 +389,8 @@ class Scanner:
     def _all_rows(self, form: bytes) -> tuple[int, ...]:
         rows = self._full.get(form)
         if rows is None:
-            rows = self.rules.candidates_of_line(form.lower()) or ()
+            line = form if len(form) <= _LONG_BYTES else _ends_of(form)
+            rows = self.rules.candidates_of_line(line.lower()) or ()
             if len(self._full) > _CACHE_FORMS:
                 self._full = {}
             if len(form) <= _CACHE_FORM_BYTES:
@@ -366,7 +413,7 @@ class Scanner:
     # -- the careful part --
 
     def _look(
-        self, raw: bytes, number: int, offset: int, progress: int, candidates: tuple[int, ...]
+        self, raw: bytes, form: bytes, number: int, offset: int, progress: int, candidates: tuple[int, ...]
     ) -> Collection[int]:
         """
         Decode a line and show it to the traceback parser and to rules.
@@ -383,7 +430,7 @@ class Scanner:
         trace = self._parser.see(line, number, offset, rank, progress)
         if not candidates or (trace is not None and trace["id"] == -1):
             return ()
-        matched, spent = self.rules.match(candidates, text, trace is not None)
+        matched, spent = self.rules.match(candidates, text, trace is not None, form.lower())
         if matched:
             level = level_of(text)
             for name in matched:
@@ -447,3 +494,8 @@ class Scanner:
             number += 1
             offset += len(part) + 1
         return tuple(found[-40:])
+
+
+def _ends_of(line: bytes) -> bytes:
+    half = _LONG_BYTES // 2
+    return line[:half] + b" " + line[-half:]

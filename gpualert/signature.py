@@ -12,7 +12,7 @@ import re
 from enum import Enum
 from typing import Iterable, NamedTuple, Pattern, Sequence
 
-from gpualert.signature_words import words_of_pattern
+from gpualert.signature_words import branches_of_pattern
 from gpualert.taxonomy import FailureClass, FailureDomain
 
 
@@ -62,8 +62,10 @@ class Signature(NamedTuple):
 class RuleSet:
     """The rows in the order in which they are asked, ready to be searched for.
 
-    Each of a row's words is represented by its longest piece without blanks. A token of the log (what stands between
-    blanks) is compared with the pieces once, ever; a line is of interest when one of its tokens is.
+    A pattern is divided into its branches, and each branch into the literals without which no line matches it. One set
+    of them, the rarest, is what makes the branch cheap to find: a token of the log (what stands between blanks) is
+    compared with the longest pieces of those literals once, ever. A line with such a token is a candidate when it holds
+    the branch's other literals, too.
 
     :param rows: earlier rows are more specific; on one line the first cause wins.
     """
@@ -71,24 +73,31 @@ class RuleSet:
     def __init__(self, rows: Sequence[Signature]) -> None:
         self.rows = tuple(rows)
         self._by_name = {row.name: index for index, row in enumerate(self.rows)}
-        self._words = tuple(_all_words(row) for row in self.rows)
-        pieces: dict[bytes, set[tuple[int, bytes]]] = {mark: set() for mark in _TRACEBACK_PIECES}
         self._is_benign = tuple(row.role is Role.BENIGN for row in self.rows)
+        self._branches: list[_Branch] = []
+        #: of each row, the branches that read numbers
+        self._reading: dict[int, list[_Branch]] = {}
         #: words of benign rows that are too short to be searched for: looked for on every line that interests a rule
         self._short: list[tuple[int, bytes]] = []
-        for index in range(len(self.rows)):
-            for word in self._words[index]:
-                if len(piece_of(word)) >= _START_BYTES:
-                    pieces.setdefault(piece_of(word), set()).add((index, word))
-                elif self._is_benign[index]:
-                    self._short.append((index, word))
+        pieces: dict[bytes, set[int]] = {mark: set() for mark in _TRACEBACK_PIECES}
+        for index, row in enumerate(self.rows):
+            for branch in _branches_of(index, row):
+                if branch.reads_digits:
+                    self._reading.setdefault(index, []).append(branch)
+                for literal in branch.key:
+                    piece = piece_of(literal)
+                    if len(piece) >= _START_BYTES:
+                        pieces.setdefault(piece, set()).add(len(self._branches))
+                    elif self._is_benign[index]:
+                        self._short.append((index, literal))
+                self._branches.append(branch)
         # By their first bytes: a token is walked once, with one look-up at each place.
-        self._by_start: dict[bytes, tuple[tuple[bytes, tuple[tuple[int, bytes], ...]], ...]] = {}
+        self._by_start: dict[bytes, tuple[tuple[bytes, tuple[int, ...]], ...]] = {}
         for piece in sorted(pieces):
             start = piece[:_START_BYTES]
             self._by_start[start] = (*self._by_start.get(start, ()), (piece, tuple(sorted(pieces[piece]))))
         self._patterns: dict[int, Pattern[str]] = {}
-        self._digits: dict[int, bool] = {}
+        self._digest: str | None = None
 
     def __getitem__(self, name: str) -> Signature:
         return self.rows[self._by_name[name]]
@@ -102,32 +111,34 @@ class RuleSet:
 
     def digest(self) -> str:
         """Changes when any row changes: scans by different rules cannot be joined."""
-        import hashlib
+        if self._digest is None:
+            import hashlib
 
-        text = repr([(row.name, row.words, row.pattern, row.role.value) for row in self.rows])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+            text = repr([(row.name, row.words, row.pattern, row.role.value) for row in self.rows])
+            self._digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return self._digest
 
-    def rows_of_token(self, token: bytes) -> tuple[tuple[int, bytes], ...] | None:
-        """Rows that a folded line with this token may match, each with a word of its own; None when there are none."""
-        found: set[tuple[int, bytes]] = set()
+    def rows_of_token(self, token: bytes) -> tuple[int, ...] | None:
+        """For :meth:`candidates`: the branches of which a folded token holds a word; None when it holds none."""
+        found: set[int] = set()
         heard = False
         by_start = self._by_start
         for place in range(len(token) - _START_BYTES + 1):
             entries = by_start.get(token[place : place + _START_BYTES])
             if entries is not None:
-                for piece, rows in entries:
+                for piece, branches in entries:
                     if token.startswith(piece, place):
                         heard = True
-                        found.update(rows)
+                        found.update(branches)
         return tuple(found) if heard else None
 
-    def candidates(self, form: bytes, rows: Iterable[tuple[int, bytes]]) -> tuple[int, ...] | None:
+    def candidates(self, form: bytes, branches: Iterable[int]) -> tuple[int, ...] | None:
         """
         Rows that a folded line may match, out of those that its tokens speak for.
 
         :return: None when the line is of no interest, () when only a traceback's reader wants it.
         """
-        found = {index for index, word in rows if word in form}
+        found = {branch.row for branch in map(self._branches.__getitem__, branches) if branch.may_match(form)}
         benign = self._is_benign
         # A benign row only speaks on lines that interest another row.
         if any(not benign[index] for index in found):
@@ -137,10 +148,10 @@ class RuleSet:
 
     def candidates_of_line(self, form: bytes) -> tuple[int, ...] | None:
         """``candidates`` for a line by itself."""
-        rows: set[tuple[int, bytes]] = set()
+        branches: set[int] = set()
         for token in form.split():
-            rows.update(self.rows_of_token(token[:2000]) or ())
-        return self.candidates(form, rows)
+            branches.update(self.rows_of_token(token[:2000]) or ())
+        return self.candidates(form, branches)
 
     def pattern(self, index: int) -> Pattern[str]:
         """The row's pattern, compiled when it is first needed: most runs need few of them."""
@@ -149,15 +160,18 @@ class RuleSet:
             compiled = self._patterns[index] = re.compile(self.rows[index].pattern)
         return compiled
 
-    def match(self, candidates: Iterable[int], text: str, in_exception: bool) -> tuple[list[str], list[int]]:
+    def match(
+        self, candidates: Iterable[int], text: str, in_exception: bool, form: bytes | None = None
+    ) -> tuple[list[str], list[int]]:
         """
         Show a line to rows.
 
         A benign row hides the causes on its line. An exception's own message is believed, whatever advice on retrying
         it carries: there, only habits of the software hide anything.
 
-        :return: names of the rows that match, in order; and the rows of which it is clear that no line with the same
-            words matches them, whatever numbers it holds.
+        :param form: the line folded, in lower case; None when nobody wants to know which rows are spent.
+        :return: names of the rows that match, in order; and the rows of which it is clear that no line of the same
+            form matches them, whatever numbers it holds.
         """
         found: list[str] = []
         spent: list[int] = []
@@ -167,25 +181,25 @@ class RuleSet:
             if in_exception and row.role is Role.BENIGN and not row.name.startswith("habit."):
                 continue
             if self.pattern(index).search(text) is None:
-                if not self._reads_digits(index):
+                if form is not None and not self._may_read_digits(index, form):
                     spent.append(index)
             elif row.role is Role.BENIGN:
-                return [row.name], list(candidates) if not self._reads_digits(index) else spent
+                always = form is not None and index not in self._reading
+                return [row.name], list(candidates) if always else spent
             else:
                 found.append(row.name)
                 if len(found) >= 6:
                     break
         return found, spent
 
-    def _reads_digits(self, index: int) -> bool:
-        known = self._digits.get(index)
-        if known is None:
-            known = self._digits[index] = reads_digits(self.rows[index].pattern)
-        return known
+    def _may_read_digits(self, index: int, form: bytes) -> bool:
+        """Whether other numbers could make a row match a line of this form."""
+        return any(branch.may_match(form) for branch in self._reading.get(index, ()))
 
     def places(self, index: int, lowered: bytes) -> list[int]:
-        """Where a row's words stand in a line in lower case, as far as they hold no digits."""
-        return [place for place in (lowered.find(word) for word in self._words[index]) if place >= 0]
+        """Where a row's literals stand in a line in lower case, as far as they hold no digits."""
+        literals = {literal for branch in self._branches if branch.row == index for literal in branch.key}
+        return [place for place in map(lowered.find, literals) if place >= 0]
 
     @staticmethod
     def opens_traceback(form: bytes) -> bool:
@@ -208,6 +222,8 @@ TRACEBACK_MARKS = (b"traceback (most recent", b'  file "')
 _TRACEBACK_PIECES = (b"traceback", b"file")
 #: The shortest piece of a word that can be searched for.
 _START_BYTES = 3
+#: Sets of literals that are asked for beside the one that is searched for.
+_MOST_OTHERS = 4
 
 _DIGITS = re.compile("[0-9]")
 
@@ -217,8 +233,7 @@ def fold_word(word: str) -> bytes:
     return _DIGITS.sub("", word.lower()).encode()
 
 
-#: Words of ordinary training lines. A row that reads numbers is asked anew on every line with one of its words, so it
-#: must not be found by one of these.
+#: Words of ordinary training lines: what is found by one of these alone is looked for on every line.
 _ORDINARY = frozenset(
     "step steps loss epoch epochs iter iteration iterations time memory mem data batch output progress train training "
     "grad norm scale max min eta token tokens sample samples update second seconds rate log rank node gpu speed info "
@@ -231,14 +246,53 @@ def _not_ordinary(literal: str) -> bool:
     return any(len(piece) >= _START_BYTES and piece not in _ORDINARY for piece in re.findall(r"[^\s\W_]+", literal))
 
 
-def _all_words(row: Signature) -> tuple[bytes, ...]:
-    """A row's own words, and those without which one of its pattern's branches cannot match."""
-    found = {fold_word(word) for word in row.words}
-    usable = _not_ordinary if reads_digits(row.pattern) else None
-    for branch in words_of_pattern(row.pattern, usable):
-        if not any(all(word in literal.encode() for literal in branch) for word in found):
-            found.update(literal.encode() for literal in branch)
-    return tuple(sorted(found))
+class _Branch(NamedTuple):
+    """
+    One way for a row to match.
+
+    :param key: one of these literals is in every line that matches; they are what is searched for.
+    :param others: further sets of literals of which one must be there, too.
+    """
+
+    row: int
+    key: tuple[bytes, ...]
+    others: tuple[tuple[bytes, ...], ...]
+    reads_digits: bool
+
+    def may_match(self, form: bytes) -> bool:
+        """Whether a folded line in lower case holds what it needs."""
+        for group in (self.key, *self.others):
+            for literal in group:
+                if literal in form:
+                    break
+            else:
+                return False
+        return True
+
+
+def _branches_of(index: int, row: Signature) -> list[_Branch]:
+    """A row's branches; one in whose pattern nothing can be searched for is found by the row's own words."""
+    own = tuple(sorted({fold_word(word) for word in row.words}))
+    found = []
+    for branch in branches_of_pattern(row.pattern):
+        groups = [tuple(literal.encode() for literal in group) for group in branch.groups]
+        keys = [group for group in groups if min(len(piece_of(literal)) for literal in group) >= _START_BYTES]
+        if keys:
+            key = max(keys, key=_rarity)
+            others = sorted((group for group in groups if group is not key), key=_rarity, reverse=True)
+        else:
+            key, others = own, groups
+        found.append(_Branch(index, key, tuple(others[:_MOST_OTHERS]), branch.reads_digits))
+    return found
+
+
+def _rarity(group: tuple[bytes, ...]) -> tuple[bool, int, int]:
+    """Rare sets of literals compare as greater: of no ordinary word, long, few."""
+    return (
+        all(_not_ordinary(literal.decode()) for literal in group),
+        min(len(piece_of(literal)) for literal in group),
+        -len(group),
+    )
 
 
 def piece_of(word: bytes) -> bytes:

@@ -1,14 +1,14 @@
 """The words without which a pattern cannot match, read from the pattern itself.
 
-A row's own words make it cheap to find, but a pattern with many branches outgrows a list that is kept by hand: a branch
-whose words are missing would never be asked. So each branch adds what it needs.
+A list of words that is kept by hand is outgrown by a pattern with many branches: a branch whose words are missing would
+never be asked, and one whose words are ordinary would be asked on every line. So each branch says what it needs.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 if sys.version_info >= (3, 11):
     from re import _constants as _sre
@@ -18,24 +18,71 @@ else:  # older interpreters keep the same parser under other names
     import sre_parse as _sre_parse
 
 _DIGITS = "0123456789"
+_DIGIT_CATEGORIES = (_sre.CATEGORY_DIGIT, _sre.CATEGORY_NOT_DIGIT)
+#: A literal that is shorter is in too many lines to be worth asking for; of more choices than these, too.
+_SHORTEST_NEED = 2
+_MOST_CHOICES = 40
 #: The shortest piece between blanks that can be searched for.
 SHORTEST_PIECE = 3
 
 
-def words_of_pattern(pattern: str, usable: Callable[[str], bool] | None = None) -> list[list[str]]:
+class Branch(NamedTuple):
     """
-    For each branch of a pattern: literals, folded, of which one is in every line that the branch matches.
+    One way for a pattern to match.
 
-    An empty list stands for a branch that has none of a useful length, or none that is ``usable``.
+    :param groups: of each, one literal (folded) is in every line that the branch matches.
+    :param reads_digits: whether numbers in a line can decide.
     """
-    found: list[list[str]] = []
+
+    groups: tuple[tuple[str, ...], ...]
+    reads_digits: bool
+
+
+def branches_of_pattern(pattern: str) -> list[Branch]:
+    """A pattern's branches, each with all that a line needs to be worth a look."""
     parsed: Any = _sre_parse.parse(pattern)
-    for branch in _branches(list(parsed)):
-        groups = list(_groups(branch))
-        if usable is not None:
-            groups = [group for group in groups if all(usable(fold_text(literal)) for literal in group)]
-        found.append(_best(groups))
+    found = []
+    for items in _branches(list(parsed)):
+        groups = {tuple(sorted({fold_text(literal) for literal in group})) for group in _groups(items)}
+        useful = [group for group in groups if min(map(len, group)) >= _SHORTEST_NEED and len(group) <= _MOST_CHOICES]
+        found.append(Branch(tuple(sorted(useful)), _reads_digits(items)))
     return found
+
+
+def _reads_digits(items: Any) -> bool:
+    for operation, argument in items:
+        if operation in (_sre.LITERAL, _sre.NOT_LITERAL):
+            if chr(argument) in _DIGITS:
+                return True
+        elif operation is _sre.IN:
+            if any(_names_digits(kind, value) for kind, value in argument):
+                return True
+        elif operation is _sre.CATEGORY:
+            if argument in _DIGIT_CATEGORIES:
+                return True
+        elif operation is _sre.SUBPATTERN:
+            if _reads_digits(list(argument[-1])):
+                return True
+        elif operation is _sre.BRANCH:
+            if any(_reads_digits(list(branch)) for branch in argument[1]):
+                return True
+        elif operation in (_sre.MAX_REPEAT, _sre.MIN_REPEAT):
+            if _reads_digits(list(argument[2])):
+                return True
+        elif operation in (_sre.ASSERT, _sre.ASSERT_NOT):
+            if _reads_digits(list(argument[1])):
+                return True
+        elif operation not in (_sre.ANY, _sre.AT):
+            return True  # not one that we know: rather ask too often
+    return False
+
+
+def _names_digits(kind: Any, value: Any) -> bool:
+    if kind is _sre.LITERAL:
+        return chr(value) in _DIGITS
+    if kind is _sre.RANGE:
+        return bool(value[0] <= ord("9") and value[1] >= ord("0"))
+    return kind is _sre.CATEGORY and value in _DIGIT_CATEGORIES
 
 
 def fold_text(text: str) -> str:
