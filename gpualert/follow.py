@@ -16,6 +16,7 @@ from gpualert.errors import ProtocolError
 from gpualert.logfile import LogChunk, LogReader, TimeIndex
 from gpualert.records import RunRecord, RunState
 from gpualert.rundir import RunDirectory
+from gpualert.skipping import END_COUNT_BYTES, HEAD_LINE_BYTES, SLACK_BYTES, LogBudget, Skipper, last_lines
 
 #: Bytes of log in one frame, and in one call of :meth:`Follower.poll`.
 CHUNK_BYTES = 64 * 1024
@@ -41,6 +42,7 @@ class Follower:
     :param position: (generation, offset) of the first byte wanted; None: what the last follower acknowledged, else the
         log's first byte.
     :param epoch: the epoch taken by attaching; None for a mere reader, whose acknowledgements are not kept.
+    :param budget: what of a long log is given; None: all of it.
     :param clock: seconds since the epoch; ``monotonic``: seconds since whenever.
     :raises RunDirectoryError: there is no such launch, or its files cannot be read.
     """
@@ -52,6 +54,7 @@ class Follower:
         *,
         epoch: int | None = None,
         verdict_wait_s: float = 5.0,
+        budget: LogBudget | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -76,6 +79,13 @@ class Follower:
         self._ack_saved_at = self._looked_at = self._beat_at = monotonic()
         self._end_seen_at: float | None = None
         self._goal: int | None = None
+        self._budget = budget
+        self._before_bytes = 0 if budget is None else self._index.bytes_before_generation(start[0])
+        self._skipper: Skipper | None = None
+        self._sample_at = self._looked_at
+        self._line_is_whole = True
+        if budget is not None and self._before_bytes + start[1] >= budget.head_bytes:
+            self._skip(self._looked_at)
 
     def __enter__(self) -> Follower:
         return self
@@ -100,7 +110,7 @@ class Follower:
 
     def poll(self, max_bytes: int = BATCH_BYTES) -> list[tuple[dict[str, Any], bytes]]:
         """
-        What is new, in order: ``state``, ``gap`` and ``log``, ``beat``, ``ended``.
+        What is new, in order: ``state``, ``gap``, ``skipped`` and ``log``, ``beat``, ``ended``.
 
         :param max_bytes: of log, at most so much; 0 for none now.
 
@@ -111,7 +121,10 @@ class Follower:
             return messages
         now = self._monotonic()
         self._look(now, messages)
-        self._read_log(messages, max_bytes)
+        if self._skipper is not None:
+            self._read_beyond_head(self._skipper, now, messages, max_bytes)
+        else:
+            self._read_log(messages, max_bytes)
         # Not in the same batch as the last bytes of the log, which need not wait for the verdict.
         outcome = self._report.outcome() if not messages and self._all_is_read(now) else None
         if outcome is not None:
@@ -169,14 +182,17 @@ class Follower:
 
     def _all_is_read(self, now: float) -> bool:
         """The child has ended, what it left running was seen to, and the log as it was then has been given."""
-        if self._end_seen_at is None:
-            return False
-        if self._tree_is_awaited() and now - self._end_seen_at < TREE_WAIT_S:
+        if self._skipper is not None or not self._is_over(now):
             return False
         if self._goal is None:
             # What was left running on purpose may write for ever; the log as it is now is the launch's.
             self._goal = self._reader.size() or 0
         return self._caught_up or self._reader.position[1] >= self._goal
+
+    def _is_over(self, now: float) -> bool:
+        if self._end_seen_at is None:
+            return False
+        return not self._tree_is_awaited() or now - self._end_seen_at >= TREE_WAIT_S
 
     def _tree_is_awaited(self) -> bool:
         record = self.record
@@ -200,10 +216,134 @@ class Follower:
                 return
             for chunk in chunks:
                 if chunk.generation != self._sent[0]:
+                    self._before_bytes += self._sent[1]
                     messages.append((self._gap(chunk), b""))
-                messages.extend(self._timed(chunk, was_caught_up))
-                self._sent = (chunk.generation, chunk.end)
-                total += len(chunk.data)
+                kept = self._within_head(chunk)
+                messages.extend(self._timed(kept, was_caught_up))
+                self._sent = (kept.generation, kept.end)
+                total += len(kept.data)
+                if self._skipper is not None:
+                    return
+
+    def _within_head(self, chunk: LogChunk) -> LogChunk:
+        """The chunk, up to the end of the line that uses up the budget's head; what follows is to be skipped."""
+        budget = self._budget
+        if budget is None:
+            return chunk
+        left = budget.head_bytes - self._before_bytes - chunk.offset
+        if left > len(chunk.data):
+            return chunk
+        at = chunk.data.find(b"\n", max(0, left - 1)) + 1
+        if not at:
+            if len(chunk.data) - left < HEAD_LINE_BYTES:
+                return chunk
+            at = len(chunk.data)
+        kept = LogChunk(chunk.generation, chunk.offset, chunk.data[:at])
+        self._read_from(kept.generation, kept.end)
+        self._skip(self._monotonic())
+        self._line_is_whole = kept.data.endswith(b"\n")
+        return kept
+
+    # ---- beyond the head of a log with a budget
+
+    def _read_from(self, generation: int, offset: int) -> None:
+        self._reader.close()
+        self._reader = LogReader(self._files.log_path, generation, offset)
+
+    def _skip(self, now: float) -> None:
+        self._skipper = Skipper(self._reader)
+        self._sample_at = now
+        self._caught_up = False
+
+    def _read_beyond_head(
+        self, skipper: Skipper, now: float, messages: list[tuple[dict[str, Any], bytes]], max_bytes: int
+    ) -> None:
+        assert self._budget is not None
+        over = self._is_over(now)
+        if over and self._goal is None:
+            # What was left running on purpose may write for ever; the log as it is now is the launch's.
+            self._goal = self._reader.size() or 0
+        cut = skipper.count(self._goal)
+        self._caught_up = skipper.caught_up and self._goal is None
+        if cut is not None:
+            self._begin_generation(skipper, cut, messages)
+            return
+        generation, offset = self._reader.position
+        if generation != skipper.start[0]:
+            # It was cut to nothing: its first byte will tell, if there is to be one.
+            if self._goal is not None and not self._reader.size():
+                self._tell_skipped(skipper, skipper.seen, skipper.lines, False, messages)
+                self._skipper = self._budget = None
+            return
+        if self._goal is not None:
+            if skipper.caught_up or self._goal - offset > END_COUNT_BYTES + self._budget.tail_bytes:
+                self._show_tail(skipper, self._goal, messages)
+        elif now - self._sample_at >= self._budget.sample_every_s and max_bytes > 0 and offset > skipper.start[1]:
+            self._sample_at = now
+            self._show_sample(skipper, min(self._budget.sample_bytes, max_bytes), messages)
+
+    def _begin_generation(self, skipper: Skipper, cut: LogChunk, messages: list[tuple[dict[str, Any], bytes]]) -> None:
+        """The log was cut while it was skipped: what was seen of it until then is told, then the gap."""
+        self._tell_skipped(skipper, skipper.seen, skipper.lines, False, messages)
+        self._before_bytes += skipper.seen[1]
+        messages.append((self._gap(cut), b""))
+        self._sent = (cut.generation, cut.offset)
+        self._goal = None
+        self._read_from(*self._sent)
+        self._skipper, self._line_is_whole = Skipper(self._reader), True
+
+    def _show_sample(self, skipper: Skipper, size: int, messages: list[tuple[dict[str, Any], bytes]]) -> None:
+        """The last complete lines before where counting has come to."""
+        generation, end = self._reader.position
+        found = self._piece_before(skipper, end, size)
+        if found is None:
+            return
+        piece, data = found
+        lines = skipper.lines - data.count(b"\n", piece.offset - (end - len(data)))
+        self._tell_skipped(skipper, (generation, piece.offset), lines, False, messages)
+        messages.extend(self._timed(piece, False))
+        self._sent = (generation, piece.end)
+        # What follows the last complete line has no line break in it: nothing is counted twice.
+        skipper.start, skipper.lines = self._sent, 0
+        self._line_is_whole = True
+
+    def _piece_before(self, skipper: Skipper, end: int, size: int) -> tuple[LogChunk, bytes] | None:
+        """Complete lines, and all the bytes up to ``end`` that they were found in."""
+        start = max(skipper.start[1], end - size)
+        with LogReader(self._files.log_path, skipper.start[0], start) as reader:
+            chunks = reader.read(end - start)
+        self._reader.read(0)
+        if self._reader.position[0] != skipper.start[0] or not chunks or chunks[0].end != end:
+            return None  # cut meanwhile: these may be other bytes
+        piece = last_lines(chunks[0], start == skipper.start[1] and self._line_is_whole)
+        return None if piece is None else (piece, chunks[0].data)
+
+    def _show_tail(self, skipper: Skipper, goal: int, messages: list[tuple[dict[str, Any], bytes]]) -> None:
+        """The launch has ended: say what is left out for good; what follows is read as any log."""
+        assert self._budget is not None
+        generation, counted_to = self._reader.position
+        start, tail = skipper.start[1], self._budget.tail_bytes
+        if goal - start > tail + SLACK_BYTES:
+            with LogReader(self._files.log_path, generation, goal - tail) as reader:
+                data = b"".join(chunk.data for chunk in reader.read(tail)) if tail else b""
+            cut = data.find(b"\n") + 1
+            lines = skipper.lines - (data.count(b"\n", cut) if counted_to == goal else 0)
+            start = goal - tail + cut
+            self._tell_skipped(skipper, (generation, start), lines, counted_to != goal, messages)
+        self._read_from(generation, start)
+        self._skipper = self._budget = None
+
+    def _tell_skipped(
+        self,
+        skipper: Skipper,
+        to: tuple[int, int],
+        lines: int,
+        at_least: bool,
+        messages: list[tuple[dict[str, Any], bytes]],
+    ) -> None:
+        if to > skipper.start:
+            messages.append((skipper.message(to, lines, at_least), b""))
+            self._sent = to
 
     def _gap(self, chunk: LogChunk) -> dict[str, Any]:
         """Somebody cut the log: what was not read until then is gone."""
@@ -263,7 +403,9 @@ class Follower:
         return (0, 0) if found is None else (int(found["generation"]), int(found["offset"]))
 
     def _set_delay(self, busy: bool) -> None:
-        if not self._caught_up or (busy and self._end_seen_at is not None):
+        if self._skipper is not None and self._goal is None and not self._caught_up:
+            self.delay_s = SHORTEST_DELAY_S  # counting is no reason to keep a processor busy
+        elif not self._caught_up or (busy and self._end_seen_at is not None):
             self.delay_s = 0.0
         elif busy or self._end_seen_at is not None:
             self.delay_s = SHORTEST_DELAY_S

@@ -252,6 +252,15 @@ class TimeIndex:
         found = _first_beyond(self._entries, generation, offset)
         return None if found is None else found[2]
 
+    def bytes_before_generation(self, generation: int) -> int:
+        """How much all generations before this one held, as far as the index knows."""
+        self._refresh()
+        sizes: dict[int, int] = {}
+        for number, offset, _ in self._entries:
+            if number < generation:
+                sizes[number] = max(offset, sizes.get(number, 0))
+        return sum(sizes.values())
+
     def _refresh_if_beyond(self, generation: int, offset: int) -> None:
         if _first_beyond(self._entries, generation, offset) is None:
             self._refresh()

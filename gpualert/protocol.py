@@ -493,16 +493,23 @@ def follow_request(
     attach: bool = True,
     who: str = "",
     window_bytes: int | None = None,
+    budget: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """
     :param from_: ``ack`` (what was last acknowledged) or {generation, offset}.
     :param attach: raise the epoch: earlier followers may no longer stop the launch.
     :param window_bytes: so much of the log may be on its way; more is sent for each :func:`credit_message`. None: as
         much as the channel takes.
+    :param budget: {head_bytes, tail_bytes, sample_every_s, sample_bytes}: what of a long log is sent, see
+        :mod:`gpualert.skipping`; None: all of it.
     """
     where = from_ if isinstance(from_, str) else dict(from_)
     request = {"type": "follow", "launch_id": launch_id, "from": where, "attach": attach, "who": who}
-    return request if window_bytes is None else {**request, "window_bytes": window_bytes}
+    if window_bytes is not None:
+        request["window_bytes"] = window_bytes
+    if budget is not None:
+        request["budget"] = dict(budget)
+    return request
 
 
 def credit_message(size_bytes: int) -> dict[str, Any]:

@@ -356,7 +356,7 @@ class Server:
             self._reply(request, {"type": "record", "record": record.to_json()})
 
     def _follow(self, request: Mapping[str, Any]) -> None:
-        from gpualert import control, follow
+        from gpualert import control, follow, skipping
 
         number = Frame(request).stream
         stream = self._streams.setdefault(number, Stream(number))
@@ -366,6 +366,8 @@ class Server:
             return
         stream.leave()
         launch_id, where = request["launch_id"], request.get("from", "ack")
+        wanted = request.get("budget")
+        budget = None if wanted is None else skipping.LogBudget.from_json(wanted)
         record = control.inspect(launch_id=launch_id, root=self._root)
         epoch = None
         if request.get("attach"):
@@ -374,7 +376,7 @@ class Server:
         position = None if where == "ack" else (int(where["generation"]), int(where["offset"]))
         window = request.get("window_bytes")
         stream.credit_bytes = None if window is None else max(1, int(window))
-        stream.follower = follow.Follower(record.run_directory, position, epoch=epoch)
+        stream.follower = follow.Follower(record.run_directory, position, epoch=epoch, budget=budget)
         stream.streaming, stream.due_at = True, 0.0
         self._reply(request, {"type": "attached", "epoch": epoch, "record": record.to_json()})
 

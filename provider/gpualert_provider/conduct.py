@@ -30,7 +30,7 @@ from gpualert_provider.hooks.errors import InvalidConnection, TransportError
 from gpualert_provider.hooks.target import SshTarget
 from gpualert_provider.ledger import MAX_ATTEMPTS, EntryStatus, Ledger, LedgerEntry, StateStore
 from gpualert_provider.redaction import Redactor
-from gpualert_provider.tasklog import Position, Record, TaskLogWriter
+from gpualert_provider.tasklog import CEILING_BYTES, Position, Record, TaskLogWriter, log_budget
 from gpualert_provider.unseen import unseen_outcome
 
 #: Airflow gives a worker's ``on_kill`` 5 s before it kills the process.
@@ -362,7 +362,10 @@ class TrainingTry:
             # What was fed and not yet printed is still in the writer: go on behind it.
             where = {"generation": self._writer.end.generation, "offset": self._writer.end.offset_bytes}
         self._epoch_settled.clear()
-        frames = session.follow(self.record.launch_id, where, attach=True, who=self._how.who, tick_s=_TICK_S)
+        budget = log_budget(CEILING_BYTES)
+        frames = session.follow(
+            self.record.launch_id, where, attach=True, who=self._how.who, tick_s=_TICK_S, budget=budget
+        )
         flushed_at = self._clock()
         try:
             for frame in frames:
@@ -397,6 +400,11 @@ class TrainingTry:
             if self._writer is None:
                 self._writer = self._make_writer(Position(header["generation"], header["offset"]))
             self._writer.feed(header["generation"], header["offset"], frame.payload, header.get("time"))
+        elif frame.type == "skipped":
+            begin, to = (Position(header[name]["generation"], header[name]["offset"]) for name in ("from", "to"))
+            if self._writer is None:
+                self._writer = self._make_writer(begin)
+            self._writer.skip(to, header["lines"], header["at_least"])
 
     def _make_writer(self, start: Position) -> TaskLogWriter:
         assert self.record is not None

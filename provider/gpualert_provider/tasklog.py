@@ -5,26 +5,28 @@ What
 was emitted is told as a position in the log, and only that position may be acknowledged to the host; so a follower that
 takes over repeats nothing that was printed and loses nothing that was not.
 
-A task log is not the place for a gigabyte: beyond a ceiling only the end of the log is shown, and it is said how many
-lines
-were left out and where all of them are.
+A task log is not the place for a gigabyte. What of a long log is sent is the host's business, which is given a budget;
+here it is said how many lines were left out and where all of them are.
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from gpualert_provider.redaction import Redactor
 
 #: Longest record, in bytes of log.
 RECORD_BYTES = 64 * 1024
-#: Default ceiling per task.
+#: Default ceiling per task, for head and tail together.
 CEILING_BYTES = 5_000_000
 #: Of the ceiling, this much at most is kept for the end of the log.
 TAIL_BYTES = 256 * 1024
+#: Of what lies between head and tail, a few lines are shown so often.
+SAMPLE_EVERY_S = 300.0
+SAMPLE_BYTES = 4096
 #: A line without an end (a progress bar) is shown as it stands after so long.
 PARTIAL_AGE_S = 10.0
 
@@ -66,9 +68,7 @@ class TaskLogWriter:
     :param emit: puts one record into the task log. It is done when it returns.
     :param redactor: masks the task's secrets.
     :param log_path: where the whole log is, for the message about lines left out.
-    :param start: where this follower begins; what lies before it counts against the ceiling, since others have shown
-        it.
-    :param ceiling_bytes: of log, per task; None for none.
+    :param start: where this follower begins; what lies before it, others have dealt with.
     """
 
     def __init__(
@@ -78,28 +78,17 @@ class TaskLogWriter:
         *,
         log_path: str = "the run directory on the host",
         start: Position = Position(0, 0),
-        ceiling_bytes: int | None = CEILING_BYTES,
         record_bytes: int = RECORD_BYTES,
     ) -> None:
         self._emit = emit
         self._redactor = redactor or Redactor()
         self._masking = self._redactor.stream()
         self._log_path = log_path
-        self._ceiling_bytes = ceiling_bytes
-        self._tail_bytes = 0 if ceiling_bytes is None else min(TAIL_BYTES, ceiling_bytes // 4)
         self._record_bytes = record_bytes
-        self._seen_bytes = start.offset_bytes  # from the beginning of the log, over all generations
         self._shown_to = start  # first byte that is not yet in a record
         self._pending = b""  # masked, begins at _shown_to
         self._partial_since: float | None = None
         self._time: float | None = None
-        self._hidden = deque[bytes]()  # the end of what is beyond the ceiling, in pieces
-        self._hidden_bytes = 0
-        self._hidden_lines = 0
-        # Whoever was here before us has said it.
-        self._head_bytes = None if ceiling_bytes is None else ceiling_bytes - self._tail_bytes
-        self._announced = self._head_bytes is not None and start.offset_bytes >= self._head_bytes
-        self._began_late = start.offset_bytes > 0
         self.replaced_characters = 0
         self.more = False
         self.records = 0
@@ -137,12 +126,31 @@ class TaskLogWriter:
             self._time = time
         self._pending += self._masking.feed(data)
 
+    def skip(self, to: Position, lines: int, at_least: bool = False) -> None:
+        """
+        What lies between :attr:`end` and ``to`` will not come; it is told at once, after all that came before it.
+
+        :param lines: how many lines that is; ``at_least``: nobody counted to the end.
+        """
+        end = self.end
+        if to <= end:
+            return
+        self._leave()
+        if to.generation != end.generation:
+            self._say_truncated(end)
+        if lines or at_least:
+            count = f"{'at least ' if at_least else ''}{lines:,} line{'' if lines == 1 else 's'}"
+            self._say(f"[{count} not shown; all of them at {self._log_path}]")
+        else:
+            self._say(f"[the rest of a line is not shown; all of it at {self._log_path}]")
+        self._shown_to = to
+
     def flush(self, now: float, final: bool = False, budget_bytes: int | None = None) -> bool:
         """
         Emit what is complete: whole lines, and a line without an end once it is old enough.
 
         :param now: monotonic seconds.
-        :param final: the log has ended: everything goes out, and what was left out is told.
+        :param final: the log has ended: everything goes out.
         :param budget_bytes: emit only about so much now; :attr:`more` tells whether to call again.
         :return: whether :attr:`position` moved.
         """
@@ -150,15 +158,13 @@ class TaskLogWriter:
         if final and self._masking.held_bytes:
             self._pending += self._masking.finish()
         self.more = self._drain(now, final, budget_bytes)
-        if final and not self.more:
-            self._show_tail()
         return self._shown_to != before
 
     # -- how much
 
     @property
     def _unshown_bytes(self) -> int:
-        return self._hidden_bytes + len(self._pending) + self._masking.held_bytes
+        return len(self._pending) + self._masking.held_bytes
 
     def _drain(self, now: float, final: bool, budget_bytes: int | None = None) -> bool:
         """Whether the budget ended it."""
@@ -202,79 +208,32 @@ class TaskLogWriter:
         return _whole_characters(data, at, self._record_bytes) if len(data) - at >= self._record_bytes else 0
 
     def _take(self, piece: bytes) -> None:
-        left = len(piece) if self._head_bytes is None else self._head_bytes - self._seen_bytes
-        if 0 < left < len(piece):
-            # The line that crosses the ceiling is still shown whole: so a follower that starts behind it knows that it
-            # was.
-            left = piece.find(b"\n", left - 1) + 1 or len(piece)
-        shown, hidden = piece[: max(0, left)], piece[max(0, left) :]
-        self._seen_bytes += len(piece)
-        if shown:
-            self._show(shown)
-            self._advance(len(shown))
-        if hidden:
-            self._hide(hidden)
+        self._show(piece)
+        self._advance(len(piece))
 
     def _advance(self, size: int) -> None:
         self._shown_to = Position(self._shown_to.generation, self._shown_to.offset_bytes + size)
 
     def _jump(self, to: Position, end: Position) -> None:
         """The log goes on elsewhere: it was truncated, or its beginning is gone."""
-        self._pending += self._masking.finish()
-        self._masking = self._redactor.stream()
-        self._drain(0.0, True)
-        self._show_tail()
+        self._leave()
         if to.generation != end.generation:
-            self._say(
-                f"[the log was truncated by its writer at byte {end.offset_bytes}; what follows was written after that]"
-            )
+            self._say_truncated(end)
         else:
             self._say(f"[bytes {end.offset_bytes} to {to.offset_bytes} of the log are not there]")
         self._shown_to = to
 
-    # -- beyond the ceiling
+    def _leave(self) -> None:
+        """Emit all that was taken: what comes next does not follow it, and no mask reaches over."""
+        self._pending += self._masking.finish()
+        self._masking = self._redactor.stream()
+        self._drain(0.0, True)
+        self._partial_since = None
 
-    def _hide(self, piece: bytes) -> None:
-        if not self._announced:
-            self._announced = True
-            self._say(
-                f"[the task log shows no more than {_size(self._ceiling_bytes or 0)} of a training's log; the rest "
-                "is in "
-                f"{self._log_path}, and its end will be shown here when the training has ended]"
-            )
-        self._hidden.append(piece)
-        self._hidden_bytes += len(piece)
-        # What falls out of the tail will never be shown, so it is dealt with.
-        while self._hidden_bytes - len(self._hidden[0]) >= self._tail_bytes:
-            gone = self._hidden.popleft()
-            self._hidden_bytes -= len(gone)
-            self._hidden_lines += gone.count(b"\n")
-            self._advance(len(gone))
-
-    def _show_tail(self) -> None:
-        if not self._hidden:
-            return
-        tail = b"".join(self._hidden)
-        self._hidden.clear()
-        self._hidden_bytes = 0
-        if len(tail) > self._tail_bytes:
-            cut = tail.find(b"\n", len(tail) - self._tail_bytes) + 1 or len(tail) - self._tail_bytes
-            self._hidden_lines += tail[:cut].count(b"\n")
-            shown = tail[cut:]
-        else:
-            shown = tail
-        if self._hidden_lines:
-            at_least = "at least " if self._began_late else ""
-            self._say(
-                f"[{at_least}{self._hidden_lines} lines not shown; all of them at {self._log_path}. Its last lines:]"
-            )
-        at = 0
-        while at < len(shown):
-            size = self._cut(shown, at) or len(shown) - at
-            self._show(shown[at : at + size])
-            at += size
-        self._advance(len(tail))
-        self._hidden_lines = 0
+    def _say_truncated(self, end: Position) -> None:
+        self._say(
+            f"[the log was truncated by its writer at byte {end.offset_bytes}; what follows was written after that]"
+        )
 
     # -- out
 
@@ -292,6 +251,23 @@ class TaskLogWriter:
     def _send(self, record: Record) -> None:
         self.records += 1
         self._emit(record)
+
+
+def log_budget(ceiling_bytes: int | None) -> dict[str, Any] | None:
+    """
+    What the host is asked to send of a log, as ``follow`` wants it.
+
+    :param ceiling_bytes: head and tail together; the samples between them come on top. None: everything.
+    """
+    if ceiling_bytes is None:
+        return None
+    tail_bytes = min(TAIL_BYTES, ceiling_bytes // 4)
+    return {
+        "head_bytes": ceiling_bytes - tail_bytes,
+        "tail_bytes": tail_bytes,
+        "sample_every_s": SAMPLE_EVERY_S,
+        "sample_bytes": min(SAMPLE_BYTES, tail_bytes),
+    }
 
 
 def last_drawing(line: bytes) -> bytes:
@@ -324,7 +300,3 @@ def _whole_characters(data: bytes, at: int, size: int) -> int:
         needs = 1 if byte < 0xC0 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
         return size - back if needs > back and size > back else size
     return size
-
-
-def _size(number: int) -> str:
-    return f"{number / 1_000_000:g} MB" if number >= 100_000 else f"{number} bytes"

@@ -151,19 +151,22 @@ class BlockingSession:
         for_s: float | None = None,
         silence_s: float = talk.SILENCE_S,
         tick_s: float | None = None,
+        budget: Mapping[str, Any] | None = None,
     ) -> Iterator[Frame]:
         """
-        Frames of one launch as they come: ``attached``, then ``log gap state beat``, and ``ended`` as the last one.
+        Frames of one launch as they come: ``attached``, then ``log gap skipped state beat``, and ``ended`` as the last one.
 
         :param from_: ``ack`` (what was last acknowledged), or {generation, offset}.
         :param attach: raise the epoch, so that earlier followers may no longer stop the launch.
         :param for_s: stop iterating after so many seconds even if nothing ended; None: never.
         :param silence_s: longest time without any frame before the link counts as dead.
         :param tick_s: yield :data:`talk.TICK` after so long without a frame.
+        :param budget: what of a long log is sent, see :func:`.protocol.follow_request`; None: all of it.
         :raises HostError: ``unknown_launch`` and the like.
         :raises TransportError: dropped, timeout, protocol.
         """
-        self._conversation.send(protocol.follow_request(launch_id, from_=from_, attach=attach, who=who))
+        request = protocol.follow_request(launch_id, from_=from_, attach=attach, who=who, budget=budget)
+        self._conversation.send(request)
         heard_at = time.monotonic()
         end = None if for_s is None else heard_at + for_s
         finished = attached = False

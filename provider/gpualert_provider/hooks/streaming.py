@@ -63,18 +63,25 @@ class StreamingSession:
         *,
         silence_s: float = talk.SILENCE_S,
         tick_s: float | None = None,
+        budget: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[Frame]:
         """
-        Frames of one launch as they come: ``attached``, then ``log gap state beat``, and ``ended`` as the last one.
+        Frames of one launch as they come: ``attached``, then ``log gap skipped state beat``, and ``ended`` as the last one.
 
         :param silence_s: longest time without any frame before the link counts as dead.
         :param tick_s: yield :data:`talk.TICK` after so long without a frame.
+        :param budget: what of a long log is sent, see :func:`.protocol.follow_request`; None: all of it.
         :raises HostError: ``unknown_launch`` and the like.
         :raises TransportError: dropped, timeout, protocol.
         """
         self._stream.send(
             protocol.follow_request(
-                launch_id, from_=from_, attach=attach, who=who, window_bytes=self._stream.window_bytes
+                launch_id,
+                from_=from_,
+                attach=attach,
+                who=who,
+                window_bytes=self._stream.window_bytes,
+                budget=budget,
             )
         )
         heard_at = time.monotonic()

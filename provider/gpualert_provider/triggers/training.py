@@ -30,9 +30,10 @@ from gpualert_provider.hooks.errors import TransportError
 from gpualert_provider.hooks.streaming import StreamingSession
 from gpualert_provider.hooks.target import SshTarget
 from gpualert_provider.redaction import Redactor
-from gpualert_provider.tasklog import CEILING_BYTES, RECORD_BYTES, Position, Record, TaskLogWriter
+from gpualert_provider.tasklog import CEILING_BYTES, RECORD_BYTES, Position, Record, TaskLogWriter, log_budget
 from gpualert_provider.triggers.link_watch import LinkWatch
 from gpualert_provider.triggers.log_drain import log_drained, log_has_room
+from gpualert_provider.triggers.pace import pace
 from gpualert_provider.triggers.undisturbed import undisturbed
 from gpualert_provider.unseen import unseen_outcome
 
@@ -41,7 +42,6 @@ ON_KILL_BUDGET_S = 25.0
 #: How long the host may take to stop the training before it answers "stopping"; the stop itself is durable.
 _STOP_WAIT_S = 5.0
 _TICK_S = 0.5
-_FLUSH_EVERY_S = 1.0
 #: More than this much unprinted log is not kept for the next second.
 _FLUSH_AT_BYTES = 256 * 1024
 #: Another machine, or one with another boot id that does not know the launch: wait so long for the right one, since one
@@ -78,7 +78,8 @@ class GpuTrainingTrigger(BaseTrigger):
     :param run_directory: the run directory on the host, for messages.
     :param secret_env: variable name to the *id* of the Airflow connection or variable with its value; the values are
         fetched in the triggerer, to be masked in the log.
-    :param ceiling_bytes: how much of the log is printed; None for all of it.
+    :param ceiling_bytes: how much of the log's head and end is printed, besides a few lines of its middle now and then;
+        None for all of it.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class GpuTrainingTrigger(BaseTrigger):
         try:
             outcome = await self._watch()
         finally:
+            pace().note(self, False)
             await self.cleanup()
         await asyncio.sleep(self._hold_left_s(began_at))
         await log_drained()  # Airflow closes the task log when it hears of the event
@@ -233,8 +235,11 @@ class GpuTrainingTrigger(BaseTrigger):
                 "generation": self._writer.end.generation,
                 "offset": self._writer.end.offset_bytes,
             }
-        flushed_at = time.monotonic()
-        frames = self._session.follow(self.launch_id, where, attach=True, who=self._who(), tick_s=_TICK_S)
+        flush_at = time.monotonic() + pace().first_s()
+        budget = log_budget(self.ceiling_bytes)
+        frames = self._session.follow(
+            self.launch_id, where, attach=True, who=self._who(), tick_s=_TICK_S, budget=budget
+        )
         async for frame in frames:
             now = time.monotonic()
             if frame.type == "ended":
@@ -251,8 +256,10 @@ class GpuTrainingTrigger(BaseTrigger):
                 for message in watch.succeeded():
                     self.log.info("%s: %s", self.host_name, message)
             full = self._writer is not None and self._writer.waiting_bytes >= _FLUSH_AT_BYTES
-            if full or now - flushed_at >= _FLUSH_EVERY_S:
-                flushed_at = now
+            if full or now >= flush_at:
+                # Whoever had nothing to print all the while does not slow the others down.
+                pace().note(self, self._writer is not None and self._writer.waiting_bytes > 0)
+                flush_at = now + pace().interval_s()
                 await self._flush(now)
         raise TransportError("protocol", f"{target.peer}: expected the outcome as the last word, found none")
 
@@ -264,15 +271,18 @@ class GpuTrainingTrigger(BaseTrigger):
         elif frame.type == "state":
             self._note(header["record"])
         elif frame.type == "log":
-            if self._writer is None:
-                self._writer = TaskLogWriter(
-                    self._print,
-                    self._redactor,
-                    log_path=f"{self.log_path or self.launch_id} on {self.host_name}",
-                    start=Position(header["generation"], header["offset"]),
-                    ceiling_bytes=self.ceiling_bytes,
-                )
-            self._writer.feed(header["generation"], header["offset"], frame.payload, header.get("time"))
+            writer = self._writer_from(Position(header["generation"], header["offset"]))
+            writer.feed(header["generation"], header["offset"], frame.payload, header.get("time"))
+            pace().note(self, True)
+        elif frame.type == "skipped":
+            begin, to = (Position(header[name]["generation"], header[name]["offset"]) for name in ("from", "to"))
+            self._writer_from(begin).skip(to, header["lines"], header["at_least"])
+
+    def _writer_from(self, start: Position) -> TaskLogWriter:
+        if self._writer is None:
+            path = f"{self.log_path or self.launch_id} on {self.host_name}"
+            self._writer = TaskLogWriter(self._print, self._redactor, log_path=path, start=start)
+        return self._writer
 
     def _speak(self, watch: LinkWatch) -> None:
         for message in watch.due():
@@ -300,6 +310,8 @@ class GpuTrainingTrigger(BaseTrigger):
     async def _flush(self, now: float, final: bool = False) -> None:
         """Print, and acknowledge what is printed: no more at once than Airflow takes without making everybody wait."""
         while self._writer is not None:
+            if self._writer.waiting_bytes:
+                await pace().turn()
             if self._writer.flush(now, final, RECORD_BYTES) and not final:
                 await self._acknowledge()
             if not self._writer.more:

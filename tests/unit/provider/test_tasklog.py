@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpualert_provider.redaction import Redactor
-from gpualert_provider.tasklog import PARTIAL_AGE_S, Position, Record, TaskLogWriter, harmless
+from gpualert_provider.tasklog import PARTIAL_AGE_S, Position, Record, TaskLogWriter, harmless, log_budget
 
 NO_MASK = Redactor(airflow=False)
 
@@ -19,7 +17,6 @@ class Sink:
 
     def __init__(self, redactor: Redactor = NO_MASK, **how: object) -> None:
         self.records: list[Record] = []
-        how.setdefault("ceiling_bytes", None)
         self.writer = TaskLogWriter(self.records.append, redactor, **how)  # type: ignore[arg-type]
 
     @property
@@ -148,42 +145,62 @@ def test_a_secret_over_a_chunk_edge_is_masked_and_offsets_hold():
     assert sink.lines == ["x", "key=********"] and sink.writer.position == Position(0, 15)
 
 
-def test_beyond_the_ceiling_the_end_is_shown_and_the_rest_is_told_once():
-    """Head, one announcement, and at the end how many lines were left out, where they are, and the last lines."""
-    sink = Sink(ceiling_bytes=10_000, log_path="/runs/1/log", record_bytes=1000)
-    lines = [f"step {n:06d}" for n in range(20_000)]
-    data = "".join(line + "\n" for line in lines).encode()
-    for at in range(0, len(data), 5000):
-        sink.writer.feed(0, at, data[at : at + 5000])
-        sink.writer.flush(float(at))
-    before_end = sink.text
-    sink.writer.flush(1e9, final=True)
+def test_what_is_skipped_is_told_in_its_place_and_dealt_with():
+    """Lines before it, its number and where all of them are, lines after it; it may be acknowledged."""
+    sink = Sink(log_path="/runs/1/log")
+    sink.writer.feed(0, 0, b"head\npart")
+    sink.writer.skip(Position(0, 50_000), 1234)
+    assert sink.writer.position == sink.writer.end == Position(0, 50_000)
+    sink.writer.feed(0, 50_000, b"tail\n")
+    sink.writer.skip(Position(0, 60_000), 7, at_least=True)
+    sink.writer.flush(0.0, final=True)
 
-    shown = [line for line in sink.lines if line.startswith("step")]
-    hidden = int(re.search(r"\[(\d+) lines not shown; all of them at /runs/1/log", sink.text).group(1))  # type: ignore[union-attr]
-    assert before_end.count("shows no more than") == sink.text.count("shows no more than") == 1
-    assert sink.text.count("lines not shown") == 1
-    assert len(shown) + hidden == len(lines)
-    assert shown[0] == lines[0] and shown[-1] == lines[-1]
-    assert sum(len(record.text) for record in sink.records) < 11_000
-    assert sink.writer.position == Position(0, len(data))
+    assert sink.lines == [
+        "head",
+        "part",
+        "[1,234 lines not shown; all of them at /runs/1/log]",
+        "tail",
+        "[at least 7 lines not shown; all of them at /runs/1/log]",
+    ]
+    assert sink.writer.position == Position(0, 60_000)
 
 
-def test_the_ceiling_holds_for_the_task_not_for_each_follower():
-    """Ten triggerers one after another must not print ten times the ceiling."""
-    first = Sink(ceiling_bytes=10_000)
-    data = b"".join(b"step %06d\n" % n for n in range(5000))
-    first.writer.feed(0, 0, data[:30_000])
-    first.writer.flush(0.0)
-    resumed_at = first.writer.position
+def test_no_mask_reaches_over_what_is_skipped():
+    """Half a secret before, its other half after: they are no secret, and what follows is not masked for it."""
+    sink = Sink(Redactor(["hunter22"], airflow=False))
+    sink.writer.feed(0, 0, b"a hunt")
+    sink.writer.skip(Position(0, 100), 3)
+    sink.writer.feed(0, 100, b"er22 b hunter22\n")
+    sink.writer.flush(0.0, final=True)
 
-    second = Sink(ceiling_bytes=10_000, start=resumed_at)
-    second.writer.feed(0, resumed_at.offset_bytes, data[resumed_at.offset_bytes :])
-    second.writer.flush(0.0, final=True)
+    assert sink.lines[0] == "a hunt" and sink.lines[-1] == "er22 b ********"
+    assert sink.writer.position == Position(0, 116)
 
-    assert "shows no more than" not in second.text
-    assert "at least" in second.text and second.lines[-1] == "step 004999"
-    assert sum(len(record.text) for record in second.records) < 4000
+
+def test_a_skip_that_comes_twice_is_told_once():
+    """A host that repeats what the writer has passed already."""
+    sink = Sink()
+    sink.writer.skip(Position(0, 100), 3)
+    sink.writer.skip(Position(0, 100), 3)
+
+    assert len(sink.records) == 1
+
+
+def test_a_skip_into_a_new_generation_tells_of_the_cut():
+    """The log was cut by its writer, and nothing of its new beginning is shown."""
+    sink = Sink(start=Position(0, 10))
+    sink.writer.skip(Position(1, 100), 3)
+
+    assert "truncated" in sink.lines[0] and "3 lines not shown" in sink.lines[1]
+    assert sink.writer.position == Position(1, 100)
+
+
+def test_a_budget_is_the_ceiling_in_two_parts():
+    """Head and tail together; none for no ceiling."""
+    budget = log_budget(100_000)
+
+    assert budget is not None and budget["head_bytes"] + budget["tail_bytes"] == 100_000
+    assert log_budget(None) is None
 
 
 def test_a_truncated_log_is_told_and_goes_on():
