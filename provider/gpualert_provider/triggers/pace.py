@@ -1,7 +1,7 @@
-"""How often a trigger prints: a record costs the triggerer the same whatever its size, and all triggers share one process.
+"""How often a trigger prints: a record costs the same whatever its size, and all triggers share one process.
 
-Two measures. The more triggers have something to print, the longer each gathers lines before it does; and no more than so
-many records a second leave one event loop, whatever anybody has gathered.
+Two measures. The more triggers have something to print, the longer each gathers lines before it does; and no more than
+so many records a second leave one event loop, whatever anybody has gathered.
 """
 
 from __future__ import annotations

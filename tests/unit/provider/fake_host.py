@@ -180,7 +180,9 @@ class FakeSession:
             raise TransportError("dropped", "the connection was lost")
         return self.host.answer(request)
 
-    def follow(self, launch_id, from_="ack", attach=True, who="", *, for_s=None, silence_s=60.0, tick_s=None, budget=None):
+    def follow(
+        self, launch_id, from_="ack", attach=True, who="", *, for_s=None, silence_s=60.0, tick_s=None, budget=None
+    ):
         host = self.host
         if host.unreachable:
             raise TransportError("dropped", "the connection was lost")
