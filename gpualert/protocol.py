@@ -36,7 +36,7 @@ _HEAD = struct.Struct("!II")
 
 #: Every type of frame that a host of this version sends.
 REPLIES = frozenset(
-    "hello need launched existing record unknown attached log gap state beat ended detached stopping stopped"
+    "hello need launched existing record unknown attached log gap skipped state beat ended detached stopping stopped"
     " tombstoned outcome bytes launches cleaned findings error".split()
 )
 

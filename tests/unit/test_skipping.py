@@ -1,4 +1,4 @@
-"""A follower with a budget: the head, samples of the middle, the end; and the number of lines of all that lies between."""
+"""A follower with a budget: head, samples of the middle, end; and the number of lines of all that lies between."""
 
 from __future__ import annotations
 

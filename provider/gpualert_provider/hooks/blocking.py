@@ -154,7 +154,7 @@ class BlockingSession:
         budget: Mapping[str, Any] | None = None,
     ) -> Iterator[Frame]:
         """
-        Frames of one launch as they come: ``attached``, then ``log gap skipped state beat``, and ``ended`` as the last one.
+        Frames of one launch as they come: ``attached``, then ``log gap skipped state beat``, and ``ended`` last.
 
         :param from_: ``ack`` (what was last acknowledged), or {generation, offset}.
         :param attach: raise the epoch, so that earlier followers may no longer stop the launch.

@@ -66,7 +66,7 @@ class StreamingSession:
         budget: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[Frame]:
         """
-        Frames of one launch as they come: ``attached``, then ``log gap skipped state beat``, and ``ended`` as the last one.
+        Frames of one launch as they come: ``attached``, then ``log gap skipped state beat``, and ``ended`` last.
 
         :param silence_s: longest time without any frame before the link counts as dead.
         :param tick_s: yield :data:`talk.TICK` after so long without a frame.

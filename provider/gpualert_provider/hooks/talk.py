@@ -12,7 +12,7 @@ from gpualert.protocol import Closed, Event, Frame, HostError, NotOurs
 from gpualert_provider.hooks.errors import TransportError
 
 #: Frames that come by themselves while a launch is followed; no request waits for one of them.
-STREAM_TYPES = frozenset({"attached", "log", "gap", "state", "beat", "ended", "detached"})
+STREAM_TYPES = frozenset({"attached", "log", "gap", "skipped", "state", "beat", "ended", "detached"})
 #: What a follower yields when nothing came for a while, so that its user can see to other things. Never sent by a host.
 TICK = Frame({"type": "tick"})
 #: A follower hears at least a beat in this time, or the link is dead.
