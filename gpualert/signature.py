@@ -1,8 +1,10 @@
 """Failure signatures as data: what a row is, how rows are found quickly, and what is wrong with a table.
 
-A row says which words make it cheap to find, which pattern decides, and what a match means. What it means depends on
-its role as much as on its class: the same words can be a cause, an echo of a cause elsewhere, or a quotation. The rows
-themselves live in the ``signatures_*`` modules, one family each; to add one, add a line there and a sample to
+A row says which pattern decides, and what a match means. What it means depends on its role as much as on its class: the
+same words can be a cause, an echo of a cause elsewhere, or a quotation. What makes a row cheap to find is read from its
+pattern (:mod:`gpualert.signature_words`).
+
+The rows themselves live in the ``signatures_*`` modules, one family each; to add one, add a line there and a sample to
 ``tests/corpus``.
 """
 
@@ -39,17 +41,17 @@ class Signature(NamedTuple):
     """One row.
 
     :param name: ``family.what``, unique; it is what evidence names as its rule.
-    :param words: any of these must be in the folded line (lower case, no digits); each holds one of ``STEMS``.
     :param pattern: regular expression that decides, searched in the line without colours.
     :param failure_class: None for BENIGN and NOTE.
     :param domain: None: the class's own.
     :param proves_not: what a match must not be taken to prove; for readers and reference pages.
     :param advice: None: the class's own.
     :param no_retry: the class's outlook does not hold: another try is useless (a mode that the user set).
+    :param words: only for a pattern with a branch that holds no three letters in a row: any of these must be in the
+        line, in any case and without its digits.
     """
 
     name: str
-    words: tuple[str, ...]
     pattern: str
     role: Role
     failure_class: FailureClass | None = None
@@ -57,6 +59,7 @@ class Signature(NamedTuple):
     proves_not: str = ""
     advice: str | None = None
     no_retry: bool = False
+    words: tuple[str, ...] = ()
 
 
 class RuleSet:
@@ -207,16 +210,6 @@ class RuleSet:
         return any(mark in form for mark in TRACEBACK_MARKS)
 
 
-_QUANTIFIER = re.compile(r"\{\d*,?\d*\}")
-_ESCAPED_DIGIT = re.compile(r"\\[dbB]|[0-9]")
-
-
-def reads_digits(pattern: str) -> bool:
-    """Whether numbers in a line can decide about a match. Bounds such as ``{0,80}`` are not counted."""
-    bare = _QUANTIFIER.sub("", pattern)
-    return any(found.group(0) not in ("\\b", "\\B") for found in _ESCAPED_DIGIT.finditer(bare))
-
-
 #: What opens a traceback for its reader.
 TRACEBACK_MARKS = (b"traceback (most recent", b'  file "')
 _TRACEBACK_PIECES = (b"traceback", b"file")
@@ -276,7 +269,7 @@ def _branches_of(index: int, row: Signature) -> list[_Branch]:
     found = []
     for branch in branches_of_pattern(row.pattern):
         groups = [tuple(literal.encode() for literal in group) for group in branch.groups]
-        keys = [group for group in groups if min(len(piece_of(literal)) for literal in group) >= _START_BYTES]
+        keys = [group for group in groups if _can_be_searched_for(group)]
         if keys:
             key = max(keys, key=_rarity)
             others = sorted((group for group in groups if group is not key), key=_rarity, reverse=True)
@@ -284,6 +277,18 @@ def _branches_of(index: int, row: Signature) -> list[_Branch]:
             key, others = own, groups
         found.append(_Branch(index, key, tuple(others[:_MOST_OTHERS]), branch.reads_digits))
     return found
+
+
+def _can_be_searched_for(group: tuple[bytes, ...]) -> bool:
+    return min(len(piece_of(literal)) for literal in group) >= _START_BYTES
+
+
+def needs_words(pattern: str) -> bool:
+    """Whether a row with this pattern must bring words, since in some branch nothing can be searched for."""
+    return any(
+        not any(_can_be_searched_for(tuple(literal.encode() for literal in group)) for group in branch.groups)
+        for branch in branches_of_pattern(pattern)
+    )
 
 
 def _rarity(group: tuple[bytes, ...]) -> tuple[bool, int, int]:

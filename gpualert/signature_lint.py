@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
-from gpualert.signature import Role, RuleSet, Signature, fold_word, piece_of
+from gpualert.signature import Role, RuleSet, Signature, fold_word, needs_words, piece_of
 from gpualert.signature_samples import hostile_lines, lines_of_branches
 
 if sys.version_info >= (3, 11):
@@ -111,8 +111,8 @@ def faults_of_table(rows: Sequence[Signature]) -> Iterator[str]:
         seen[row.name] = row
         if row.failure_class is None and row.role in (Role.DECISIVE, Role.ROOT, Role.WEAK, Role.GENERIC):
             yield f"{row.name}: a {row.role.value} row needs a class"
-        if not row.words:
-            yield f"{row.name}: no words, so it can never be found"
+        if not row.words and needs_words(row.pattern):
+            yield f"{row.name}: a branch of its pattern holds no three letters in a row, so it needs words to be found"
         for word in row.words:
             folded = fold_word(word)
             if word != word.lower():
@@ -154,7 +154,7 @@ class Coverage:
         #: by row: who took the lines that it matched, and one of them
         self.taken: dict[str, dict[str, Line]] = {}
         self._overlaps: dict[tuple[str, str], Line] = {}
-        self._tokens: dict[bytes, tuple[tuple[int, bytes], ...]] = {}
+        self._tokens: dict[bytes, tuple[int, ...]] = {}
         for line in lines:
             self._see(line)
 
@@ -176,7 +176,7 @@ class Coverage:
 
     def _see(self, line: Line) -> None:
         form = fold_word(line.text)
-        found: set[tuple[int, bytes]] = set()
+        found: set[int] = set()
         for token in form.split():
             rows = self._tokens.get(token)
             if rows is None:

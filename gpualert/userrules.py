@@ -7,7 +7,6 @@ written, and travel in that form. All of a file's faults are found when it is lo
 
     [[rule]]
     name = "lab.licence"
-    words = ["license checkout failed"]
     pattern = 'license checkout failed: no seats'
     class = "usage_error"
     role = "root"
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple
 from gpualert.durable import encode_json
 from gpualert.errors import GpuAlertError
 from gpualert.pattern_time import faults_of_user_pattern
-from gpualert.signature import Role, RuleSet, Signature, fold_word
+from gpualert.signature import Role, RuleSet, Signature, fold_word, needs_words
 from gpualert.signature_lint import faults_of_pattern
 from gpualert.signatures import TABLE
 from gpualert.spec import MAX_RULES_BYTES
@@ -41,7 +40,6 @@ _TOML_READERS = ("tomllib", "tomli")
 _NO_CAUSE = (FailureClass.SUCCESS, FailureClass.UNKNOWN)
 _MAX_ADVICE = 500
 #: A pattern that is plain text: it is its own word.
-_PLAIN = re.compile(r"""[\w ,/:;=<>@%&~!'"-]+""")
 _NAME = re.compile(r"[a-z0-9_]+(?:\.[a-z0-9_]+)+")
 
 
@@ -176,13 +174,18 @@ def _row(entry: Any, place: str, faults: list[str]) -> Signature | None:
         faults.append(f"{place}: pattern: expected a regular expression, found {pattern!r}")
     else:
         faults.extend(f"{place}: pattern: {fault}" for fault in _faults_of_pattern(pattern))
-    words = entry.get("words", [pattern] if isinstance(pattern, str) and _PLAIN.fullmatch(pattern) else None)
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        faults.append(f"{place}: words: expected a list of plain strings of which one is in every line to be matched")
+    words = entry.get("words", [])
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        faults.append(f"{place}: words: expected a list of plain strings, found {_short(words)}")
         words = []
     for word in words:
         if len(fold_word(word)) < 3:
             faults.append(f"{place}: words: {word!r} has fewer than three characters that are no digits")
+    if len(faults) == before and not words and needs_words(str(pattern)):
+        faults.append(
+            f"{place}: pattern: expected three letters in a row in each of its branches, since lines are found by "
+            "them; give words, of which one is in every line that is meant"
+        )
     role = _member(Role, entry.get("role", "root"), f"{place}: role", faults)
     failure_class = None
     if role in (Role.BENIGN, Role.NOTE) and "class" not in entry:

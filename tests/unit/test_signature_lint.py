@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpualert.signature import Role, RuleSet, Signature, default_rules, reads_digits
+from gpualert.signature import Role, RuleSet, Signature
 from gpualert.signature_lint import Coverage, Line, faults_of_pattern, faults_of_table, slow_line, unfound
 from gpualert.signature_samples import lines_of_branches
 from gpualert.signatures import TABLE
@@ -33,22 +33,23 @@ def test_bounded_patterns_are_accepted(pattern: str) -> None:
 def test_rows_that_cannot_speak_are_found() -> None:
     """A word in capitals, a short word, a missing class, a name used twice."""
     rows = (
-        Signature("a.b", ("Oops",), "x", Role.ROOT, FailureClass.NCCL),
-        Signature("a.b", ("ab",), "x", Role.ROOT, None),
+        Signature("a.b", "x", Role.ROOT, FailureClass.NCCL, words=("Oops",)),
+        Signature("a.b", "x", Role.ROOT, None, words=("ab",)),
+        Signature("a.c", "(?:no|x) y", Role.ROOT, FailureClass.NCCL),
     )
     faults = "\n".join(faults_of_table(rows))
-    for word in ("not in lower case", "too short", "needs a class", "used twice"):
+    for word in ("not in lower case", "too short", "needs a class", "used twice", "needs words"):
         assert word in faults
 
 
 RULES = RuleSet(
     (
-        Signature("quoted.all", ("broken",), "broken", Role.BENIGN),
-        Signature("x.broken", ("broken",), "is broken", Role.ROOT, FailureClass.NCCL),
-        Signature("x.lost", ("lost",), r"\blost\b", Role.ROOT, FailureClass.NCCL),
-        Signature("x.file_lost", ("file lost",), r"file lost", Role.ROOT, FailureClass.FILE_NOT_FOUND),
-        Signature("x.unheard", ("unheard",), r"unheard of", Role.ROOT, FailureClass.NCCL),
-        Signature("x.echo", ("file",), r"the file", Role.ECHO, FailureClass.NCCL),
+        Signature("quoted.all", "broken", Role.BENIGN),
+        Signature("x.broken", "is broken", Role.ROOT, FailureClass.NCCL),
+        Signature("x.lost", r"\blost\b", Role.ROOT, FailureClass.NCCL),
+        Signature("x.file_lost", r"file lost", Role.ROOT, FailureClass.FILE_NOT_FOUND),
+        Signature("x.unheard", r"unheard of", Role.ROOT, FailureClass.NCCL),
+        Signature("x.echo", r"the file", Role.ECHO, FailureClass.NCCL),
     )
 )
 
@@ -78,7 +79,7 @@ def test_branches_become_lines() -> None:
 
 def test_a_branch_that_no_word_finds_is_found() -> None:
     """Words come from the pattern too; a branch of two letters has none that can be searched for."""
-    rules = RuleSet((Signature("x.y", ("long words",), "long words|ab", Role.ROOT, FailureClass.NCCL),))
+    rules = RuleSet((Signature("x.y", "long words|ab", Role.ROOT, FailureClass.NCCL),))
     assert list(unfound(rules)) == ["x.y: no word finds 'ab'"]
 
 
@@ -91,10 +92,3 @@ def test_time_that_grows_faster_than_the_line_is_seen(pattern: str) -> None:
 def test_plain_patterns_are_not_called_slow() -> None:
     """Words, a bound, and words."""
     assert slow_line(r"error \d{1,9} in .{0,80} at line \d{1,9}") is None
-
-
-def test_patterns_that_read_numbers_are_known() -> None:
-    """Only of the others may the scanner learn from one line about all lines that differ in numbers."""
-    assert reads_digits(r"Xid.{0,40}79") and reads_digits(r"code \d+")
-    assert not reads_digits(r"\bloss.{0,60}nan\b")
-    assert "cuda_oom.torch" in default_rules()

@@ -79,7 +79,7 @@ def test_rules_add_replace_and_silence(tmp_path: Path) -> None:
         ('[[rule]]\nname = "a.b"\npattern="abc"\nclass="nccl"\nno_retry="yes"', "no_retry: expected true or false"),
         ('silence = ["habit.wand"]', "did you mean 'habit.wandb'?"),
         ("silence = [3]", "no built-in rule 3"),
-        ('[[rule]]\nname = "a.b"\npattern="a.b|c"\nclass="nccl"', "words: expected a list"),
+        ('[[rule]]\nname = "a.b"\npattern="a.b|c"\nclass="nccl"', "three letters in a row"),
     ],
 )
 def test_faults_are_named(text: str, words: str) -> None:
@@ -131,7 +131,7 @@ def test_all_faults_are_named_at_once() -> None:
     value = {"format_version": 1, "rules": [{"name": "x"}, 7], "silence": ["a.b"]}
     with pytest.raises(InvalidRules) as caught:
         rules_from_json(value)
-    assert len(str(caught.value).splitlines()) >= 6
+    assert len(str(caught.value).splitlines()) >= 5
 
 
 def test_a_newer_format_is_refused() -> None:
