@@ -44,7 +44,7 @@ _CR_TO_LF = bytes.maketrans(b"\r", b"\n")
 _TO_LOWER = bytes.maketrans(bytes(range(65, 91)), bytes(range(97, 123)))
 #: Hexadecimal numbers and UUIDs that hold a digit.
 _IDENTIFIER = re.compile(
-    rb"(?<![0-9A-Za-z])(?=[A-Fa-f-]{0,24}[0-9])[0-9A-Fa-f]{6,64}(?:-[0-9A-Fa-f]{2,16}){0,5}(?![0-9A-Za-z])"
+    rb"(?<![0-9A-Za-z])(?:0[xX])?(?=[A-Fa-f-]{0,24}[0-9])[0-9A-Fa-f]{6,64}(?:-[0-9A-Fa-f]{2,16}){0,5}(?![0-9A-Za-z])"
 )
 
 STATE_VERSION = 1
@@ -119,7 +119,9 @@ class Scanner:
         self._cold_shapes: set[bytes] = set()
         self._advancing_shapes: set[bytes] = set()
         self._advancing: set[bytes] = set()
-        self._hot: dict[bytes, tuple[int, ...]] = {}
+        #: of forms that interest a rule, their shape; and of shapes, the rules that a line may still match
+        self._hot: dict[bytes, bytes] = {}
+        self._rows_of_shape: dict[bytes, tuple[int, ...]] = {}
         self._full: dict[bytes, tuple[int, ...]] = {}
         self._mute: set[bytes] = set()
         self._speaking: dict[bytes, tuple[int, ...]] = {}
@@ -263,32 +265,42 @@ class Scanner:
             self._cold = set()
             self._advancing = set()
             self._hot = {}
-        if max(len(self._cold_shapes), len(self._advancing_shapes)) > _CACHE_FORMS:
+        if max(len(self._cold_shapes), len(self._advancing_shapes), len(self._rows_of_shape)) > _CACHE_FORMS:
             self._cold_shapes = set()
             self._advancing_shapes = set()
+            self._rows_of_shape = {}
+            self._hot = {}
 
-    def _sort_out(self, raw: bytes, forms: Sequence[bytes], unseen: set[bytes]) -> dict[bytes, tuple[int, ...]]:
-        """Divide forms not known to be cold: which interest a rule (and which rules), which show progress."""
-        known = self._hot
-        hot = {form: known[form] for form in unseen.intersection(known)} if known else {}
-        fresh = unseen.difference(hot) if hot else unseen
+    def _sort_out(self, raw: bytes, forms: Sequence[bytes], unseen: set[bytes]) -> dict[bytes, bytes]:
+        """Divide forms not known to be cold: which interest a rule (each with its shape), which show progress."""
+        known, rows_of = self._hot, self._rows_of_shape
+        hot: dict[bytes, bytes] = {}
+        heard_of = unseen.intersection(known) if known else set()
+        for form in heard_of:
+            if known[form] in rows_of:
+                hot[form] = known[form]
+            else:  # its shape has turned out to be cold
+                del known[form]
+                self._cold.add(form)
+        fresh = unseen.difference(heard_of)
         if not fresh:
             return hot
         by_shape = self._shapes(raw, forms, fresh)
         new = set(by_shape).difference(self._cold_shapes)
-        rows_of = self._interesting(new) if new else {}
+        new.difference_update(self._rows_of_shape)
+        if new:
+            self._judge_shapes(new)
         advancing = self._advancing_shapes
         for shape, these in by_shape.items():
             if shape in advancing:
                 self._advancing.update(these)
-            rows = rows_of.get(shape)
-            if rows is None:
-                self._cold.update(form for form in these if len(form) <= _CACHE_FORM_BYTES)
-            else:
+            if shape in rows_of:
                 for form in these:
-                    hot[form] = rows
+                    hot[form] = shape
                     if len(form) <= _CACHE_FORM_BYTES:
-                        known[form] = rows
+                        known[form] = shape
+            else:
+                self._cold.update(form for form in these if len(form) <= _CACHE_FORM_BYTES)
         return hot
 
     @staticmethod
@@ -306,8 +318,8 @@ class Scanner:
             found.setdefault(shape, []).append(form)
         return found
 
-    def _interesting(self, shapes: set[bytes]) -> dict[bytes, tuple[int, ...]]:
-        """The shapes, not seen before, that interest a rule; and note which of all of them show progress."""
+    def _judge_shapes(self, shapes: set[bytes]) -> None:
+        """Which of these new shapes interest a rule, which show progress, and which are cold."""
         blob = b"\n".join(shapes)
         tokens = set(blob.split())
         speaking = self._speaking
@@ -320,7 +332,7 @@ class Scanner:
                     self._mute.add(token)
             else:
                 speaking[token] = rows
-        found: dict[bytes, tuple[int, ...]] = {}
+        found = self._rows_of_shape
         heard = tokens.intersection(speaking)
         if heard:
             for shape in shapes:
@@ -339,9 +351,8 @@ class Scanner:
         if len(self._mute) + len(speaking) > _CACHE_TOKENS:
             self._mute = set()
             self._speaking = {}
-        return found
 
-    def _walk(self, raw: bytes, forms: Sequence[bytes], hot: dict[bytes, tuple[int, ...]]) -> None:
+    def _walk(self, raw: bytes, forms: Sequence[bytes], hot: dict[bytes, bytes]) -> None:
         """Show the hot segments to the rules, and every one to the traceback parser while it wants them."""
         segments = (raw.translate(_CR_TO_LF) if b"\r" in raw else raw).split(b"\n")
         advancing = self._advancing
@@ -377,13 +388,18 @@ class Scanner:
                 offset += span
                 at = here
             form = forms[here]
-            rows = hot.get(form, ())
+            shape = hot.get(form)
+            rows = None if shape is None else self._rows_of_shape.get(shape)
+            if rows is None and not self._parser.wants_lines:
+                index = here + 1
+                continue  # another line of this shape has shown meanwhile that no rule can match
+            rows = rows or ()
             if self._parser.wants_lines and form:
                 # Inside a traceback a line may mean what it does not mean elsewhere: ask for all rows again.
                 rows = self._all_rows(form)
             spent = self._look(segments[here], form, newlines + 1, base + offset, progress, rows)
-            if spent:
-                self._cool(form, spent, hot)
+            if spent and shape is not None:
+                self._cool(shape, spent)
             index = here + 1
 
     def _all_rows(self, form: bytes) -> tuple[int, ...]:
@@ -397,18 +413,17 @@ class Scanner:
                 self._full[form] = rows
         return rows
 
-    def _cool(self, form: bytes, spent: Collection[int], hot: dict[bytes, tuple[int, ...]]) -> None:
-        """Rows that can never match a line of this form, whatever its digits, are not tried on the next one."""
-        rows = hot.get(form)
-        if not rows or len(form) > _CACHE_FORM_BYTES:
+    def _cool(self, shape: bytes, spent: Collection[int]) -> None:
+        """Rows that can never match a line of this shape, whatever its digits, are not tried on the next one."""
+        rows = self._rows_of_shape.get(shape)
+        if not rows or len(shape) > _CACHE_FORM_BYTES:
             return
         left = tuple(index for index in rows if index not in spent)
-        if left or self.rules.opens_traceback(form.lower()):
-            hot[form] = self._hot[form] = left
+        if left or self.rules.opens_traceback(shape):
+            self._rows_of_shape[shape] = left
         else:
-            del hot[form]
-            self._hot.pop(form, None)
-            self._cold.add(form)
+            del self._rows_of_shape[shape]
+            self._cold_shapes.add(shape)
 
     # -- the careful part --
 
