@@ -504,7 +504,7 @@ def follow_request(
         :mod:`gpualert.skipping`; None: all of it.
     """
     where = from_ if isinstance(from_, str) else dict(from_)
-    request = {"type": "follow", "launch_id": launch_id, "from": where, "attach": attach, "who": who}
+    request: dict[str, Any] = {"type": "follow", "launch_id": launch_id, "from": where, "attach": attach, "who": who}
     if window_bytes is not None:
         request["window_bytes"] = window_bytes
     if budget is not None:

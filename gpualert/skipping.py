@@ -1,4 +1,4 @@
-"""What of a long log is sent: its head, now and then a few lines of its middle, its end. The rest is counted on its host.
+"""What of a long log is sent: its head, now and then a few lines of its middle, its end. The host counts the rest.
 
 Nobody reads 5 GB in a task log, so they need not cross the network. What is left out is told as a number of lines, and
 stays on the host. Counting goes on as the log grows, a bounded piece at a time, so that no neighbour waits for it.

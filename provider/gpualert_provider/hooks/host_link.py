@@ -29,7 +29,7 @@ from gpualert_provider.hooks.target import SshTarget
 
 _STDERR_KEPT = 8192
 _CHUNK = 256 * 1024
-#: Log on its way or waiting in this process, for all streams together; each has a share, within bounds.
+#: Log on its way or waiting in this process: a new stream has a share of this, within bounds.
 _WINDOWS_BYTES = 64 * 1024 * 1024
 _LARGEST_WINDOW_BYTES = 512 * 1024
 _SMALLEST_WINDOW_BYTES = 32 * 1024
