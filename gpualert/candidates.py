@@ -288,6 +288,9 @@ def _judge(trace: Mapping[str, Any], rules: RuleSet) -> Candidate | None:
     if name in _GROUPS:
         # It wraps the exceptions that follow, and says nothing itself.
         return replace(base, failure_class=None, strength=ECHO, rule="echo.exception_group")
+    if name == "EOFError" and any(package.startswith("multiprocessing/") for package in trace["packages"]):
+        # A worker that was to be handed its work read nothing: what its parent failed at stands in the parent's words.
+        return replace(base, failure_class=None, strength=ECHO, rule="peer.connection")
     stated = [item for item in rows if item[0].role in (Role.ROOT, Role.DECISIVE)]
     if stated:
         row, number, offset, text = stated[0]

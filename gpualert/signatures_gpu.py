@@ -89,6 +89,7 @@ ROWS: tuple[Signature, ...] = (
     # -- architecture ----------------------------------------------------------------------------------------------
     _S("cuda_arch.no_kernel", r"(?i)no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU|cudaErrorNoKernelImageForDevice|invalid device function|device kernel image is invalid",
        Role.ROOT, _C.CUDA_ARCH),
+    _S("cuda_arch.rocblas", r"rocBLAS error: .{0,300}for GPU arch\b|rocBLAS error: Could not initialize Tensile|(?i:no (?:tensile|rocblas) (?:library|kernels?) .{0,60}\bgfx\d)", Role.ROOT, _C.CUDA_ARCH),
     _S("cuda_arch.torch_install", r"is not compatible with the current PyTorch installation", Role.ROOT, _C.CUDA_ARCH),
     _S("cuda_arch.found_gpu", r"(?i)PyTorch no longer supports this GPU|of cuda capability [\d.]+ which is|only supports devices of CUDA Capability|(?:is |are )?only supported (?:on|for|by|with) (?:\w+ )?(?:GPUs?|devices|CUDA devices) (?:with|of|having) (?:a )?(?:compute |cuda )?capability|requires? (?:a )?(?:GPUs?|devices?)? ?(?:with )?(?:a )?(?:CUDA |GPU )?(?:compute|device|cuda) capability|(?:minimum|insufficient|unsupported) (?:\w+ )?(?:compute|cuda) capability|compute capability [^.]{0,60}(?:is not supported|not supported|too low|or (?:higher|above|newer)|at least|>=)|does not support .{0,40}compute capability|(?:device|gpu) capability \S{0,12} ?is not supported",
        Role.ROOT, _C.CUDA_ARCH),
