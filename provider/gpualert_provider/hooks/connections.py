@@ -110,6 +110,10 @@ class _Client(asyncssh.SSHClient):
     def greeted(self) -> bool:
         return self.connection is not None and bool(self.connection.get_extra_info("server_version"))
 
+    @property
+    def keys_exchanged(self) -> bool:
+        return self.connection is not None and self.connection.get_extra_info("send_cipher") is not None
+
     def public_key_auth_requested(self) -> None:
         # Asked when no key of ours is left to offer; later the library has crossed its list off.
         if self.connection is not None and not self.auth_methods:
@@ -282,6 +286,11 @@ def _failed(target: SshTarget, client: _Client, error: Exception, tried: list[st
         if isinstance(error, OSError) and not isinstance(error, ConnectionError):
             return errors.from_os_error(error, peer, "connecting")
         return errors.banner_missing(peer, text or "a closed connection")
+    if not client.keys_exchanged and (target.ciphers is not None or target.disabled_algorithms):
+        # A server that finds nothing in common hangs up, and whether its reason or its end is seen first is chance.
+        return errors.no_common_algorithm(
+            peer, f"it hung up during the key exchange, and the ciphers or algorithms are set by hand; {text}"
+        )
     if isinstance(error, OSError):
         return errors.from_os_error(error, peer, "talking")
     return TransportError("dropped", f"{peer}: the connection was lost during login ({text}).")
