@@ -15,7 +15,7 @@ import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from gpualert import protocol
 from gpualert.errors import GpuAlertError
@@ -24,7 +24,11 @@ from gpualert_provider.hooks.blocking import BlockingSession, Target
 from gpualert_provider.hooks.errors import TransportError
 from gpualert_provider.hooks.target import SshTarget
 
+T = TypeVar("T")
+
 _PIECE_BYTES = protocol.MAX_PAYLOAD_BYTES
+#: Pieces asked for and not yet here. With one, host and connection wait for each other: less than half as fast.
+_AHEAD = 4
 #: Waits between two tries of a connection; the last one is repeated.
 _RECONNECT_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 #: A log that is cut again and again while it is fetched is given up after so many new beginnings.
@@ -160,7 +164,12 @@ class _Fetch:
         try:
             return self._with_new_beginnings()
         finally:
-            self._session.close()
+            self._close()
+
+    def _close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     def _with_new_beginnings(self) -> dict[str, Any]:
         extent = self._begin(self._wanted or 0)
@@ -175,6 +184,7 @@ class _Fetch:
                     f"generation {cut.generation} is fetched from its beginning. {self._have} bytes that nobody can "
                     "check any more are dropped"
                 )
+                self._close()  # answers about the old generation may still be on their way
                 self._drop()
                 extent = self._extent(cut.generation)
         raise self._incomplete(f"the training cut its log {_MAX_CUTS} times while it was fetched")
@@ -201,8 +211,7 @@ class _Fetch:
     def _whole(self, extent: _Extent) -> dict[str, Any]:
         size = max(extent.size, self._have)  # an earlier run may have seen it longer than it was when this one asked
         growing = extent.state not in ("SUCCEEDED", "FAILED", "STOPPED", "TIMED_OUT", "LOST")
-        while self._have < size:
-            self._take(extent.generation, size)
+        self._persistently(lambda session: self._take_rest(session, extent.generation, size))
         self._part.flush()
         os.fsync(self._part.fileno())
         ours = self._hash.hexdigest()
@@ -227,27 +236,30 @@ class _Fetch:
             "resumed_at_bytes": self._resumed_at,
         }
 
-    def _take(self, generation: int, size: int) -> None:
-        length = min(_PIECE_BYTES, size - self._have)
-        reply = self._ask(protocol.read_request(self._launch_id, generation, self._have, length))
-        header = reply.header
-        if header["generation"] != generation:
-            raise _Cut(int(header["generation"]))
-        if not reply.payload:  # shorter than it was: cut, and the observer has not seen it yet
-            raise _Cut(generation + 1)
-        if header["offset"] != self._have or len(reply.payload) > length:
-            raise TransportError(
-                "protocol",
-                f"{self._target.peer}: expected at most {length} bytes from {self._have}, found {len(reply.payload)} "
-                f"from {header['offset']}",
-            )
-        left = memoryview(reply.payload)
-        while left:  # a disk that is nearly full takes a part, and refuses the next
-            left = left[self._part.write(left) :]
-        self._hash.update(reply.payload)
-        self._have += len(reply.payload)
-        if self._progress is not None:
-            self._progress(self._have, size)
+    def _take_rest(self, session: BlockingSession, generation: int, size: int) -> None:
+        requests = (
+            protocol.read_request(self._launch_id, generation, offset, min(_PIECE_BYTES, size - offset))
+            for offset in range(self._have, size, _PIECE_BYTES)
+        )
+        for reply in session.exchange_many(requests, _AHEAD):
+            header, length = reply.header, min(_PIECE_BYTES, size - self._have)
+            if header["generation"] != generation:
+                raise _Cut(int(header["generation"]))
+            if len(reply.payload) < length:  # shorter than it was: cut, and the host's observer has not seen it yet
+                raise _Cut(generation + 1)
+            if header["offset"] != self._have or len(reply.payload) > length:
+                raise TransportError(
+                    "protocol",
+                    f"{self._target.peer}: expected {length} bytes from {self._have}, found {len(reply.payload)} from "
+                    f"{header['offset']}",
+                )
+            left = memoryview(reply.payload)
+            while left:  # a disk that is nearly full takes a part, and refuses the next
+                left = left[self._part.write(left) :]
+            self._hash.update(reply.payload)
+            self._have += length
+            if self._progress is not None:
+                self._progress(self._have, size)
 
     def _extent(self, generation: int) -> _Extent:
         header = self._ask(protocol.read_request(self._launch_id, generation, 0, 0)).header
@@ -261,23 +273,24 @@ class _Fetch:
         return int(header["generation"]), int(header["length"]), header["sha256"]
 
     def _ask(self, request: dict[str, Any], hashed: int = 0) -> protocol.Frame:
-        """The answer, over another connection if this one is lost."""
-        lost_at: float | None = None
-        tries = 0
+        limit_s = self._target.command_timeout_s
+        if limit_s is not None:
+            limit_s += hashed / _SLOWEST_HASH
+        return self._persistently(lambda session: session.exchange(request, timeout_s=limit_s))
+
+    def _persistently(self, act: Callable[[BlockingSession], T]) -> T:
+        """Do it, over another connection if this one is lost, as long as bytes come or patience lasts."""
+        lost_at, tries, had = None, 0, self._have
         while True:
             try:
                 if self._session is None:
                     self._session = self._open_session(self._target, root=self._root)
-                limit_s = self._target.command_timeout_s
-                if limit_s is not None:
-                    limit_s += hashed / _SLOWEST_HASH
-                return self._session.exchange(request, timeout_s=limit_s)
+                return act(self._session)
             except TransportError as error:
-                if self._session is not None:
-                    self._session.close()
-                    self._session = None
+                self._close()
                 now = time.monotonic()
-                lost_at = now if lost_at is None else lost_at
+                if lost_at is None or self._have > had:
+                    lost_at, tries, had = now, 0, self._have
                 wait_s = _RECONNECT_S[min(tries, len(_RECONNECT_S) - 1)]
                 tries += 1
                 if not error.transient or now + wait_s - lost_at > self._patience_s:
