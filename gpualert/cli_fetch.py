@@ -23,12 +23,12 @@ def add_verbs(verbs: Any) -> None:
         "connection. It grows as PATH.part and gets its name when it is whole and its SHA-256 is the host's. A cut "
         "connection is opened again; a second run goes on where the first stopped. Of a log that still grows comes "
         "what it held at the start. Exit status 1: it did not come whole.",
-        examples="  gpualert fetch gpu_box train-41a3e87bc327/0001\n"
-        "  gpualert fetch gpu_box train-41a3e87bc327/0001 --to train.log --patience 1h",
+        examples="  gpualert fetch gpu_box train-41a3e87bc327.1\n"
+        "  gpualert fetch gpu_box train-41a3e87bc327.1 --to train.log --patience 1h",
     )
     fetch.add_argument("connection", metavar="CONN", help="id of an Airflow ssh connection")
     fetch.add_argument("launch", metavar="LAUNCH_ID", help="the whole launch id, as the task log and XComs have it")
-    fetch.add_argument("--to", metavar="PATH", help="where to put it (default: LAUNCH_ID.log here, with - for /)")
+    fetch.add_argument("--to", metavar="PATH", help="where to put it (default: LAUNCH_ID.log here)")
     fetch.add_argument("--force", action="store_true", help="replace PATH if it is there")
     fetch.add_argument(
         "--generation",
@@ -47,7 +47,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _fetch(options: argparse.Namespace) -> int:
-    path = options.to or options.launch.replace("/", "-") + ".log"
+    path = options.to or options.launch.replace("/", "-") + ".log"  # a wrong id must not lead elsewhere
     progress = _Progress() if sys.stderr.isatty() else None
     try:
         found = _from_connection()(

@@ -122,7 +122,12 @@ def fetch_from(
         raise FetchRefused(f"{path}: expected no file of that name, found one; it was left as it is (see --force)")
     with _open_part(path + ".part") as part:
         fetching = _Fetch(target, launch_id, part, path, root, patience_s, tell, progress, open_session, sleep)
-        found = fetching.run(generation)
+        try:
+            found = fetching.run(generation)
+        except BaseException:
+            if os.fstat(part.fileno()).st_size == 0:
+                os.unlink(path + ".part")
+            raise
         os.replace(path + ".part", path)
     _sync_folder(path)
     return found
@@ -172,7 +177,7 @@ class _Fetch:
             session.close()
 
     def _with_new_beginnings(self) -> dict[str, Any]:
-        extent = self._begin(self._wanted or 0)
+        extent = self._begin()
         for _ in range(_MAX_CUTS):
             try:
                 return self._whole(extent)
@@ -189,9 +194,11 @@ class _Fetch:
                 extent = self._extent(cut.generation)
         raise self._incomplete(f"the training cut its log {_MAX_CUTS} times while it was fetched")
 
-    def _begin(self, generation: int) -> _Extent:
+    def _begin(self) -> _Extent:
         """What to fetch; and what an earlier run left is kept if it is the beginning of that."""
-        extent = self._extent(generation)
+        extent = self._extent(
+            0
+        )  # the host answers with the one that is there; a number that is too high it would repeat
         if self._wanted is not None and extent.generation != self._wanted:
             raise self._gone(extent.generation)
         self._read_part()

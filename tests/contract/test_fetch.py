@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from gpualert import protocol
+from gpualert.errors import GpuAlertError
 from gpualert.protocol import HostError
 from gpualert_provider.fetch import FetchIncomplete, FetchRefused, fetch_from
 from gpualert_provider.hooks.blocking import open_session
@@ -185,6 +186,7 @@ def test_two_generations_never_meet_in_one_file(target: SshTarget, tmp_path: Pat
     launch_id = started(
         target,
         f"{old}; touch {gate}.full; while [ ! -e {gate} ]; do sleep 0.05; done; {new} > /dev/stdout; touch {gate}.cut;"
+        f" while [ ! -e {gate}.more ]; do sleep 0.05; done; echo more;"
         f" while [ ! -e {gate}.end ]; do sleep 0.05; done",
     )
     wait_until(lambda: Path(f"{gate}.full").exists(), 60, "the log is written")
@@ -197,7 +199,8 @@ def test_two_generations_never_meet_in_one_file(target: SshTarget, tmp_path: Pat
 
     try:
         found = fetch_from(target, launch_id, str(tmp_path / "log"), progress=cut, tell=said.append)
-        with pytest.raises(Exception, match="only the newest generation exists") as caught:
+        with pytest.raises(GpuAlertError, match="only the newest generation exists") as caught:
+            Path(f"{gate}.more").touch()
             wait_until(lambda: generation_of(target, launch_id) == 1, 60, "the host has seen the cut")
             fetch_from(target, launch_id, str(tmp_path / "other"), generation=0)
     finally:
@@ -205,14 +208,22 @@ def test_two_generations_never_meet_in_one_file(target: SshTarget, tmp_path: Pat
 
     assert (tmp_path / "log").read_bytes() == b"new generation\n"
     assert found["generation"] == 1 and any("cut its log" in text for text in said)
-    assert caught.value.kind == "generation_gone"  # type: ignore[attr-defined]
+    assert caught.value.kind == "generation_gone"
 
 
 def test_no_such_launch(target: SshTarget, tmp_path: Path) -> None:
     with pytest.raises(HostError) as caught:
-        fetch_from(target, "train-000000000000/0001", str(tmp_path / "log"))
+        fetch_from(target, "train-000000000000.1", str(tmp_path / "log"))
 
-    assert caught.value.kind == "unknown_launch" and not (tmp_path / "log").exists()
+    assert caught.value.kind == "unknown_launch" and not list(tmp_path.iterdir())
+
+
+def test_a_generation_that_never_was(target: SshTarget, tmp_path: Path) -> None:
+    """The host goes along with any number that is not too low, so the answer must not be taken from it."""
+    launch_id, _ = ended(target, "echo once")
+
+    with pytest.raises(GpuAlertError, match="expected generation 4 of its log, found generation 0"):
+        fetch_from(target, launch_id, str(tmp_path / "log"), generation=4)
 
 
 def test_a_host_that_was_never_reached_is_not_waited_for(tmp_path: Path, ssh_host: SshHost, target: SshTarget) -> None:
@@ -220,7 +231,7 @@ def test_a_host_that_was_never_reached_is_not_waited_for(tmp_path: Path, ssh_hos
     ssh_host.stop()
 
     with pytest.raises(TransportError):
-        fetch_from(target, "train-000000000000/0001", str(tmp_path / "log"))
+        fetch_from(target, "train-000000000000.1", str(tmp_path / "log"))
 
 
 def test_a_file_that_is_there_stays_and_one_fetch_writes_at_a_time(target: SshTarget, tmp_path: Path) -> None:

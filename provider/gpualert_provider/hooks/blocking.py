@@ -137,7 +137,8 @@ class BlockingSession:
     ) -> Iterator[Frame]:
         """
         The answers to ``requests``, in order, of which up to ``ahead`` are on their way at a time: the host works on
-        the next while an answer travels. Whoever stops before the last has to close the session, for answers still come.
+        the next while an answer travels. Whoever stops before the last has to close the session, for answers still
+        come.
 
         :param timeout_s: for each answer; as of :meth:`call`.
         :raises HostError, TransportError: as :meth:`call`.
