@@ -1,4 +1,4 @@
-"""How fast a log comes over SSH, in the pieces of the protocol's `read`, and whether every byte comes as it was."""
+"""How fast `gpualert fetch` brings a log over SSH, and whether every byte comes as it was."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from types import SimpleNamespace
 
 from benchmarks import wrapper
 from benchmarks.measure import Effort, Row, Target
-from gpualert import protocol
 from tools.rig.sshd import SshdMissing, SshHost
 
 _PIECE = 1 << 20
-_WHAT = "log fetched by `read` over SSH, loopback, byte-exact"
+_WHAT = "log fetched by `gpualert fetch`, loopback, log-in and hashes counted, byte-exact"
 
 # Digits that change, as in a training's log: one line repeated would flatter a link that compresses.
 _WRITE = """
@@ -47,7 +46,7 @@ def measure(effort: Effort) -> Sequence[Row]:
             taken: dict[str, list[float]] = {name: [] for name in ("ours", "theirs", "ours -C", "theirs -C")}
             for _ in range(rounds):
                 for option in ("", " -C"):
-                    taken["ours" + option].append(_ours(host, folder, launch_id, size, digest, compress=bool(option)))
+                    taken["ours" + option].append(_ours(host, folder, launch_id, digest, compress=bool(option)))
                     taken["theirs" + option].append(_theirs(host, log, digest, compress=bool(option)))
     except SshdMissing as missing:
         return [Row(_WHAT, "MB/s", why_not=str(missing))]
@@ -74,26 +73,19 @@ def _written(folder: Path, size: int) -> tuple[str, Path]:
     return record["launch_id"], Path(record["log_path"])
 
 
-def _ours(host: SshHost, folder: Path, launch_id: str, size: int, digest: str, *, compress: bool) -> float:
-    """Seconds from the first request to the last byte; the session is open before."""
-    from gpualert_provider.hooks.blocking import open_session
+def _ours(host: SshHost, folder: Path, launch_id: str, digest: str, *, compress: bool) -> float:
+    """Seconds of all that `gpualert fetch` does: logging in, the bytes, both hashes, the file made durable."""
+    from gpualert_provider.fetch import fetch_from
     from gpualert_provider.hooks.target import SshTarget
 
     names = {"conn_id": "bench", "conn_type": "ssh", "host": host.address, "port": host.port, "password": None}
     connection = SimpleNamespace(**names, login=host.username)
     target = SshTarget.from_fields(connection, host.connection_extra(look_for_keys=False, compress=compress))
-    found = hashlib.sha256()
-    with open_session(target, root=str(folder / "root")) as session:
-        begin = time.perf_counter()
-        offset = 0
-        while offset < size:
-            piece = session.exchange(protocol.read_request(launch_id, 0, offset, _PIECE)).payload
-            if not piece:
-                raise RuntimeError(f"{launch_id}: expected {size} bytes, found {offset}")
-            found.update(piece)
-            offset += len(piece)
-        taken = time.perf_counter() - begin
-    _same(found.hexdigest(), digest)
+    begin = time.perf_counter()
+    path = folder / "fetched"
+    fetch_from(target, launch_id, str(path), root=str(folder / "root"), replace=True)
+    taken = time.perf_counter() - begin
+    _same(hashlib.sha256(path.read_bytes()).hexdigest(), digest)
     return taken
 
 

@@ -37,7 +37,7 @@ _HEAD = struct.Struct("!II")
 #: Every type of frame that a host of this version sends.
 REPLIES = frozenset(
     "hello need launched existing record unknown attached log gap skipped state beat ended detached stopping stopped"
-    " tombstoned outcome bytes launches cleaned findings error".split()
+    " tombstoned outcome bytes digest launches cleaned findings error".split()
 )
 
 
@@ -570,6 +570,10 @@ def report_request(launch_id: str, *, verdict_wait_s: float = 5.0) -> dict[str, 
 
 def read_request(launch_id: str, generation: int, offset: int, length: int) -> dict[str, Any]:
     return {"type": "read", "launch_id": launch_id, "generation": generation, "offset": offset, "length": length}
+
+
+def digest_request(launch_id: str, generation: int, length: int) -> dict[str, Any]:
+    return {"type": "digest", "launch_id": launch_id, "generation": generation, "length": length}
 
 
 def list_request() -> dict[str, Any]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _TURN_BYTES = 128 * 1024
 #: Requests that may have to wait. On a stream of its own each waits beside the others; a launch does not, since it
 #: forks.
-_MAY_WAIT = frozenset({"stop", "report", "doctor", "clean", "list", "read"})
+_MAY_WAIT = frozenset({"stop", "report", "doctor", "clean", "list", "read", "digest"})
 #: Records in one frame of a list; the frame stays far below the limit whatever they hold.
 _RECORDS_PER_FRAME = 100
 
@@ -185,6 +185,7 @@ class Server:
             "stop": self._stop,
             "report": self._report,
             "read": self._read,
+            "digest": self._digest,
             "list": self._list,
             "clean": self._clean,
             "doctor": self._doctor,
@@ -450,6 +451,13 @@ class Server:
             {"type": "bytes", "generation": at[0], "offset": at[1], "size": size, "state": record.state.value},
             data,
         )
+
+    def _digest(self, request: Mapping[str, Any]) -> None:
+        from gpualert import control, log_digest
+
+        record = control.inspect(launch_id=request["launch_id"], root=self._root)
+        found = log_digest.of_beginning(record, int(request["generation"]), int(request["length"]))
+        self._reply(request, {"type": "digest", **found})
 
     def _list(self, request: Mapping[str, Any]) -> None:
         from gpualert import control

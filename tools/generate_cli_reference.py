@@ -29,6 +29,7 @@ told in [a guide](../how-to/without-airflow.md); what `--json` prints, in [JSON 
 | 0 | all verbs but `run` and `attach` | done |
 | 1 | `stop` | the launch had not ended when the wait was over; the request stands |
 | 1 | `doctor` | a problem was found |
+| 1 | `fetch` | the log did not come whole; what came is kept, and the same command goes on from there |
 | 1 | `rules check` | the file has faults, listed on stdout |
 | 2 | all verbs but `run` and `attach` | not done; one line on stderr says why |
 | the command's own | `run`, `attach` | 0 to 255 as it ended; 128 + N for signal N; 127 not found; 126 not executable |

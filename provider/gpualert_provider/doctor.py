@@ -45,7 +45,7 @@ def examine_connection(conn_id: str) -> list[dict[str, Any]]:
     :param conn_id: an Airflow ``ssh`` connection.
     """
     try:
-        target = _resolve(conn_id)
+        target = resolve(conn_id)
     except InvalidConnection as error:
         return [_finding("connection", "problem", str(error)), *_not_reached("connection")]
     findings = [_finding("connection", "ok", f"{target.peer}; offers {_offers(target)}")]
@@ -67,7 +67,7 @@ def examine_connection(conn_id: str) -> list[dict[str, Any]]:
     return findings
 
 
-def _resolve(conn_id: str) -> SshTarget:
+def resolve(conn_id: str) -> SshTarget:
     try:
         return SshTarget.from_connection(conn_id)
     except InvalidConnection as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -131,6 +131,26 @@ class BlockingSession:
         """Like :meth:`call`, with the answer's payload."""
         self._conversation.send(Frame(request, payload))
         return self._answer(request, timeout_s)
+
+    def exchange_many(
+        self, requests: Iterable[Mapping[str, Any]], ahead: int, timeout_s: float | None = None
+    ) -> Iterator[Frame]:
+        """
+        The answers to ``requests``, in order, of which up to ``ahead`` are on their way at a time: the host works on
+        the next while an answer travels. Whoever stops before the last has to close the session, for answers still
+        come.
+
+        :param timeout_s: for each answer; as of :meth:`call`.
+        :raises HostError, TransportError: as :meth:`call`.
+        """
+        asked: deque[Mapping[str, Any]] = deque()
+        for request in requests:
+            self._conversation.send(Frame(request))
+            asked.append(request)
+            if len(asked) >= ahead:
+                yield self._answer(asked.popleft(), timeout_s)
+        while asked:
+            yield self._answer(asked.popleft(), timeout_s)
 
     def first_reply(self, timeout_s: float | None = None) -> dict[str, Any]:
         """The answer to ``first`` of :func:`open_session`."""
