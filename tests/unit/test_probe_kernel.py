@@ -245,7 +245,7 @@ def test_a_log_of_nothing_but_damage_is_survived() -> None:
     assert about(noise, Launch()).kills == ()
 
 
-def test_matching_takes_linear_time_in_a_hostile_line() -> None:
+def test_a_hostile_line_is_short_and_proves_nothing() -> None:
     """A line of 400 characters is all that a pattern ever sees."""
     for part in (
         "oom-kill:constraint=",
@@ -254,5 +254,6 @@ def test_matching_takes_linear_time_in_a_hostile_line() -> None:
         "NVRM: Xid (PCI:0000:",
         "a[",
     ):
-        lines = [record(printable(part * 400))] * 200
-        about(lines, Launch(pids=frozenset({1})))
+        text = printable(part * 400)
+        assert len(text) <= 400
+        assert about([record(text)] * 200, Launch(pids=frozenset({1}))).kills == ()
