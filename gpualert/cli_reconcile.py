@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 from typing import Any, Iterator, Mapping, Sequence
 
 from gpualert.cli import add_verb, print_json
@@ -32,7 +34,9 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _reconcile(options: argparse.Namespace) -> int:
-    hosts = _from_airflow()(options.connections, mend=options.mend, root=options.root)
+    # Airflow logs to stdout, where whoever reads our JSON would find it.
+    with contextlib.redirect_stdout(sys.stderr):
+        hosts = _from_airflow()(options.connections, mend=options.mend, root=options.root)
     if options.json:
         print_json({"mend": options.mend, "hosts": hosts})
     else:

@@ -190,7 +190,7 @@ class DatabaseState:
         if state != "deferred":
             return (None if state in (None, "removed") else "the task's next try"), None
         if task.trigger_id is None:
-            return "the task's next leg: its trigger has fired", True
+            return "the task's next leg (its trigger has fired)", None
         found = session.execute(
             select(Trigger.triggerer_id, Job.hostname, Job.latest_heartbeat)
             .join(Job, Job.id == Trigger.triggerer_id, isouter=True)

@@ -261,7 +261,7 @@ def _nudge(task: TaskSeen, *, lost: bool = False) -> str:
     if task.reporter_alive is False:
         return f"nobody will report it: {task.reporter}. Start a triggerer (`airflow triggerer`); it takes the trigger"
     text = f"{task.reporter} will report it{' as LOST' if lost else ''}"
-    if task.state == "deferred":
+    if task.reporter_alive:
         text += ". If it has not within minutes, restart that triggerer: the trigger goes on where it stood"
     return text
 
