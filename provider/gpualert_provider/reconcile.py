@@ -129,6 +129,19 @@ class HostReport:
         """Airflow and the host agree, or will by what was done."""
         return self.error is None and all(row.mended or row.verdict.finding is Finding.AGREED for row in self.rows)
 
+    def lines(self) -> list[str]:
+        """For a task's log: a line for the host, and one for each launch that there is something to say of."""
+        if self.error is not None:
+            return [f"{self.conn_id}: could not be asked: {self.error}"]
+        told = [row for row in self.rows if row.verdict.finding is not Finding.AGREED]
+        head = f"{self.conn_id}: {len(self.rows) - len(told)} agreed, {self.foreign} of other Airflows"
+        shown = [
+            f"{row.verdict.finding}: {row.launch_id} ({row.task.text}): {row.verdict.why}"
+            + (f" → {row.done}" if row.done else "")
+            for row in told
+        ]
+        return [f"{head}, {self.by_hand} launched by hand", *shown]
+
     def to_json(self) -> dict[str, Any]:
         return {
             "connection": self.conn_id,

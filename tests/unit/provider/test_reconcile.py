@@ -11,7 +11,7 @@ import pytest
 from gpualert.cli_reconcile import host_lines
 from gpualert.key import Attempt
 from gpualert.records import RunRecord, RunState
-from gpualert_provider.airflow_state import Expected, TaskKey, TaskSeen
+from gpualert_provider.airflow_state import Expected, TaskKey, TaskSeen, TaskState
 from gpualert_provider.hooks.errors import TransportError
 from gpualert_provider.ledger import EntryStatus, Ledger, LedgerEntry
 from gpualert_provider.reconcile import Finding, judge, judge_missing, reconcile, task_key
@@ -225,3 +225,34 @@ def test_a_launch_that_the_host_does_not_list_is_lost():
 
     (report,) = run(FakeSession(RUNS), FakeAirflow(task("deferred", ENTRY), expected=[EXPECTED]))
     assert [row.verdict.finding for row in report.rows] == [Finding.AGREED]
+
+
+class FakeTaskInstance:
+    """As the execution API answers: a mapped task's name ends with its index, and what is gone is absent."""
+
+    def __init__(self, states: dict[str, dict[str, str | None]], runs: int) -> None:
+        self._states, self._runs = states, runs
+
+    def get_task_states(self, **asked: Any) -> dict[str, Any]:
+        assert set(asked) == {"dag_id", "map_index", "task_ids", "run_ids"}
+        return self._states
+
+    def get_dr_count(self, dag_id: str, run_ids: list[str]) -> int:
+        return self._runs
+
+
+def test_what_a_task_may_ask():
+    """States and whether a run exists; neither ledger nor audit log, so it proves nothing about what is gone."""
+    look = TaskState(FakeTaskInstance({"run": {"train": "failed", "train_2": None}}, 1)).look
+    assert look(KEY) == TaskSeen(True, True, "failed")
+    assert look(dataclasses.replace(KEY, map_index=2)) == TaskSeen(True, True, None)
+    assert TaskState(FakeTaskInstance({}, 0)).look(KEY) == TaskSeen(False, False)
+    assert TaskState(FakeTaskInstance({}, 1)).expected("gpu") is None
+
+
+def test_a_tasks_log_names_what_was_found_and_done():
+    (report,) = run(FakeSession(RUNS), FakeAirflow(task("failed", ENTRY)), mend=True)
+    head, line = report.lines()
+
+    assert head == "gpu: 0 agreed, 0 of other Airflows, 0 launched by hand"
+    assert line.startswith(f"orphan: {RUNS.launch_id} (dag.train, run run): ") and line.endswith("→ stopped")
