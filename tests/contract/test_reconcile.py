@@ -20,6 +20,7 @@ from gpualert.spec import LaunchSpec
 from gpualert_provider.hooks.blocking import open_session
 from gpualert_provider.ledger import STORE_KEY, EntryStatus, Ledger, LedgerEntry
 from gpualert_provider.operators.deployment import VARIABLE
+from tests.architecture.test_tree import ROOT
 from tests.support.airflow_rig import AirflowRig
 from tests.support.sessions import target_of
 from tests.support.sshd import SshHost
@@ -113,6 +114,7 @@ def world(ssh_host: SshHost) -> Iterator[World]:
     rig = AirflowRig(
         connections={
             "gpu_box": ssh_host.airflow_connection_json(look_for_keys=False),
+            "gpu_box_2": ssh_host.airflow_connection_json(look_for_keys=False),
             "nowhere": json.dumps({"conn_type": "ssh", "host": "127.0.0.1", "port": 9, "login": "x", "password": "x"}),
         }
     )
@@ -182,3 +184,16 @@ def test_an_airflow_that_never_launched_anything_says_so(world: World):
     )  # fmt: skip
 
     assert done.returncode == 2 and VARIABLE in done.stderr, done.stderr
+
+
+def test_the_maintenance_dag_stops_an_orphan_by_what_a_task_may_ask(world: World):
+    """The example itself, run as `airflow dags test` runs it: through the execution API, without the database."""
+    world.rig.add_dags(ROOT / "dags" / "06_maintenance.py")
+    orphan, agreed = world.launch("orphan"), world.launch("agreed")
+    world.task("orphan", "failed", world.entry(orphan))
+    world.task("agreed", "deferred", world.entry(agreed))
+
+    said = world.rig.run_airflow("dags", "test", "gpualert_06_maintenance", timeout_s=240)
+
+    world.ended(orphan.launch_id)
+    assert (world.state(orphan.launch_id), world.state(agreed.launch_id)) == ("STOPPED", "RUNNING"), said

@@ -252,7 +252,8 @@ def test_nobody_elses_output_gets_into_the_stream(tmp_path: Path) -> None:
     program = (
         "import os, sys, warnings; from gpualert import control, serve\n"
         "def noisy(root=None):\n"
-        "    print('print'); warnings.warn('warning'); os.system('echo child; cat'); sys.stdout.flush(); return [], []\n"
+        "    print('print'); warnings.warn('warning'); os.system('echo child; cat')\n"
+        "    sys.stdout.flush(); return [], []\n"
         "control.survey = noisy\n"
         "sys.exit(serve.main_local(sys.argv[1:]))"
     )
