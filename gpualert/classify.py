@@ -384,6 +384,7 @@ class _Judge(Answers):
             self.exit.likely_signal is not None
             or self.exit.code in (124, None)
             or "note.stopped_early" in self.last_note
+            or "echo.sigkill" in self.last_note
         )
         if not ended:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import pickle
 import resource
 import shutil
 import stat
@@ -186,10 +187,12 @@ def test_two_generations_never_meet_in_one_file(target: SshTarget, tmp_path: Pat
     launch_id = started(
         target,
         f"{old}; touch {gate}.full; while [ ! -e {gate} ]; do sleep 0.05; done; {new} > /dev/stdout; touch {gate}.cut;"
-        f" while [ ! -e {gate}.more ]; do sleep 0.05; done; echo more;"
-        f" while [ ! -e {gate}.end ]; do sleep 0.05; done",
+        f" while [ ! -e {gate}.more ]; do sleep 0.05; done;"
+        f" while [ ! -e {gate}.end ]; do echo more; sleep 0.2; done",
     )
     wait_until(lambda: Path(f"{gate}.full").exists(), 60, "the log is written")
+    index = Path(record_of(target, launch_id)["run_directory"], "observer", "index")
+    wait_until(lambda: index.exists() and index.stat().st_size, 60, "the observer has read it")
     said: list[str] = []
 
     def cut(done: int, size: int) -> None:
@@ -200,7 +203,7 @@ def test_two_generations_never_meet_in_one_file(target: SshTarget, tmp_path: Pat
     try:
         found = fetch_from(target, launch_id, str(tmp_path / "log"), progress=cut, tell=said.append)
         with pytest.raises(GpuAlertError, match="only the newest generation exists") as caught:
-            Path(f"{gate}.more").touch()
+            Path(f"{gate}.more").touch()  # the observer notes a cut when the log grows after it has read beyond it
             wait_until(lambda: generation_of(target, launch_id) == 1, 60, "the host has seen the cut")
             fetch_from(target, launch_id, str(tmp_path / "other"), generation=0)
     finally:
@@ -263,9 +266,10 @@ def test_a_full_disk_here_keeps_what_came(target: SshTarget, tmp_path: Path) -> 
         f"try: fetch_from(target, {launch_id!r}, {str(tmp_path / 'log')!r})\n"
         "except OSError as error: sys.exit(error.errno)"
     )
-    import pickle
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    program = [sys.executable, "-c", code]
 
-    done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(target), capture_output=True, timeout=120)
+    done = subprocess.run(program, input=pickle.dumps(target), capture_output=True, timeout=120, env=env)
 
     assert done.returncode == errno.EFBIG, done.stderr.decode()
     assert not (tmp_path / "log").exists() and (tmp_path / "log.part").stat().st_size == 2 * MB

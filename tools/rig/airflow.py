@@ -215,8 +215,9 @@ class AirflowRig:
     # -- dags
 
     def add_dags(self, source: Path) -> None:
-        """Copy a file, or a folder's Python files, into the DAGs folder."""
-        for file in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
+        """Copy a file, or a folder's files, into the DAGs folder: a DAG may read what lies beside it."""
+        found = (path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        for file in sorted(found) if source.is_dir() else [source]:
             target = self.dags_folder / (file.relative_to(source) if source.is_dir() else file.name)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)

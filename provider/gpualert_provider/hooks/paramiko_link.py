@@ -55,8 +55,8 @@ class ParamikoLink:
             self._channel.sendall(data)
         except TimeoutError as error:
             raise errors.timed_out(self.target.peer, "room to send to the host", timeout_s) from error
-        except OSError as error:
-            raise errors.from_os_error(error, self.target.peer, "talking") from error
+        except (EOFError, OSError) as error:
+            raise self._lost(error) from error
 
     def receive(self, timeout_s: float | None) -> bytes | None:
         """Some bytes; empty at the end of the stream; None when nothing came in time."""
@@ -69,8 +69,8 @@ class ParamikoLink:
                 data = self._channel.recv(65536)
             except TimeoutError:
                 data = None
-            except OSError as error:
-                raise errors.from_os_error(error, self.target.peer, "talking") from error
+            except (EOFError, OSError) as error:  # reading sends, too: room for more bytes
+                raise self._lost(error) from error
             # Unread stderr would fill the window and stop the host's other words too.
             while self._channel.recv_stderr_ready():
                 self._stderr = (self._stderr + self._channel.recv_stderr(65536))[-_STDERR_KEPT:]
@@ -103,13 +103,21 @@ class ParamikoLink:
         """Close channel, connection and proxy process. Any number of times."""
         for part in (self._channel, self._transport):
             if part is not None:
-                part.close()
+                try:
+                    part.close()
+                except (EOFError, OSError):  # its word of farewell met a connection that was just lost
+                    pass
         if self._transport is not None:
             self._transport.join(5)
         if self._proxy is not None:
             self._proxy.close()
 
     # -- how
+
+    def _lost(self, error: EOFError | OSError) -> TransportError:
+        """paramiko says EOFError where it meets the end of a connection while it sends."""
+        problem = error if isinstance(error, OSError) else ConnectionResetError("Connection reset by peer")
+        return errors.from_os_error(problem, self.target.peer, "talking")
 
     def _open_socket(self) -> socket.socket:
         target = self.target
