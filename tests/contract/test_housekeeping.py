@@ -16,7 +16,11 @@ from gpualert import control, housekeeping
 from gpualert.key import LaunchKey
 from gpualert.records import RunRecord
 from gpualert.rundir import RunDirectory
+from gpualert_provider.hooks.blocking import open_session
 from tests.support.launching import Host, host, stop
+from tests.support.sessions import target_of
+from tests.support.sshd import SshHost
+from tests.support.waiting import wait_until
 
 __all__ = ["host"]
 
@@ -143,6 +147,20 @@ def test_an_archive_that_a_session_runs_stays(host: Host) -> None:
         assert session.stdout is not None and session.stdout.readline() == b"open\n"
         assert removed() == []
     assert removed() == ["a"]
+
+
+def test_a_real_session_holds_its_archive(ssh_host: SshHost) -> None:
+    """The receiver opens the manifest of what it becomes, and marks the time; a session's end lets go of it."""
+
+    def holders(manifest: str) -> list[str]:
+        return [path for path in housekeeping._held() if path == manifest]
+
+    began_at = time.time()
+    with open_session(target_of(ssh_host)) as session:
+        manifest = os.path.join(session.hello["archive"], "MANIFEST")
+        assert holders(manifest) == [manifest]
+        assert os.stat(manifest).st_mtime >= began_at - 2
+    wait_until(lambda: not holders(manifest), deadline_s=20, what="the session's end to let go of the archive")
 
 
 def test_no_archive_goes_while_a_launch_cannot_be_read(host: Host) -> None:
