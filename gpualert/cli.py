@@ -1,7 +1,7 @@
 """The command line: which verbs there are, what they take, what the statuses mean. Each verb imports its use case late.
 
 Statuses: 0 done; 1 done, and the answer is bad (a stop that did not finish, a host with a problem, rules with faults,
-a log that could not be fetched whole);
+a log that could not be fetched whole, hosts that do not agree with Airflow);
 2 not done, with one line on stderr that says why. ``run`` and ``attach`` end with the command's own status, or 125 when
 we fail.
 """
@@ -105,9 +105,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gpualert {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True, parser_class=_Parser)
-    from gpualert import cli_fetch, cli_host, cli_launch, cli_rules, cli_watch
+    from gpualert import cli_fetch, cli_host, cli_launch, cli_reconcile, cli_rules, cli_watch
 
-    for module in (cli_launch, cli_watch, cli_fetch, cli_rules, cli_host):
+    for module in (cli_launch, cli_watch, cli_fetch, cli_reconcile, cli_rules, cli_host):
         module.add_verbs(verbs)
     return parser
 

@@ -75,6 +75,12 @@ def record_line(record: RunRecord, now: float | None = None) -> str:
     return printable("  ".join(words).rstrip())
 
 
+def damage_line(item: Mapping[str, Any]) -> str:
+    """``LAUNCH-ID  DAMAGED  WHY``, for a list; ``NEWER`` for what another version wrote."""
+    word = "NEWER" if item["newer"] else "DAMAGED"
+    return printable(f"{item['launch_id'] or item['run_directory']:<40}  {word:<11}  {item['why']}")
+
+
 def record_lines(record: RunRecord) -> str:
     """All that ``status`` says of one launch, a line for each thing known."""
     shown: list[tuple[str, object]] = [

@@ -77,7 +77,7 @@ def add_verbs(verbs: Any) -> None:
         "list",
         _list,
         summary="all launches on this host, the oldest first",
-        description="List the launches of this user on this host.",
+        description="List the launches of this user on this host; at the end those that cannot be read, and why.",
         examples="  gpualert list\n  gpualert list --running\n  gpualert list --json | jq -r '.launches[].launch_id'",
     )
     listing.add_argument("--running", action="store_true", help="only those that have not ended")
@@ -88,8 +88,9 @@ def add_verbs(verbs: Any) -> None:
         "clean",
         _clean,
         summary="remove run directories of launches that ended long ago",
-        description="Remove the run directories of launches that have ended. What runs is never touched. Launches "
-        "whose end was not reported to anybody go by age only.",
+        description="Remove the run directories of launches that have ended, and unpacked archives that no launch here "
+        "names and that were not used for 30 days or are not among the newest 3. What runs is never touched. Launches "
+        "whose end was not reported to anybody go by age only, and those of an Airflow task not before 90 days.",
         examples="  gpualert clean --dry-run\n  gpualert clean --older-than 30d\n  gpualert clean --keep 100",
     )
     clean.add_argument("--dry-run", action="store_true", help="only say what would be removed")
@@ -97,6 +98,9 @@ def add_verbs(verbs: Any) -> None:
         "--older-than", type=seconds, default=14 * 86400.0, metavar="TIME", help="since the end (default: 14d)"
     )
     clean.add_argument("--keep", type=_count, metavar="N", help="remove reported launches beyond this many, too")
+    clean.add_argument(
+        "--damaged", action="store_true", help="remove old launches whose files cannot be read, too (see list)"
+    )
     clean.add_argument("--keep-bytes", type=_count, metavar="N", help="remove reported launches beyond this size, too")
     add_root(clean)
 
@@ -328,35 +332,40 @@ def _who() -> str:
 def _list(options: argparse.Namespace) -> int:
     from gpualert import cli_text, control
 
-    found = control.list_launches(root=options.root)
+    found, damaged = control.survey(options.root)
     if options.running:
         found = [record for record in found if not record.state.ended]
     if options.json:
-        print_json({"launches": [record.to_json() for record in found]})
+        print_json({"launches": [record.to_json() for record in found], "damaged": damaged})
         return 0
     for record in found:
         print(cli_text.record_line(record))
-    if not found and sys.stdout.isatty():
+    for item in damaged:
+        print(cli_text.damage_line(item))
+    if not found and not damaged and sys.stdout.isatty():
         print("gpualert: no launches", file=sys.stderr)
     return 0
 
 
 def _clean(options: argparse.Namespace) -> int:
-    from gpualert import control
+    from gpualert import housekeeping
 
-    removed = control.clean(
+    removed = housekeeping.clean(
         root=options.root,
         older_than_s=options.older_than,
         keep_bytes=options.keep_bytes,
         keep_count=options.keep,
+        damaged=options.damaged,
         dry_run=options.dry_run,
     )
     if options.json:
         print_json({"dry_run": options.dry_run, "removed": removed})
         return 0
     for item in removed:
-        print(f"{item['launch_id']}  {item['size_bytes']} bytes  {item['why']}")
+        print(f"{item['launch_id'] or item['run_directory']}  {item['size_bytes']} bytes  {item['why']}")
     total = sum(item["size_bytes"] for item in removed)
+    archives = sum(item["kind"] == "archive" for item in removed)
     verb = "would be removed" if options.dry_run else "removed"
-    print(f"{len(removed)} launch(es), {total} bytes {verb}")
+    also = f" and {archives} archive(s)" if archives else ""
+    print(f"{len(removed) - archives} launch(es){also}, {total} bytes {verb}")
     return 0

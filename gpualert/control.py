@@ -1,4 +1,4 @@
-"""Use cases on existing launches: inspect, attach, stop, list, clean.
+"""Use cases on existing launches: inspect, attach, stop, list.
 
 A stop is a durable request, carried out on the host by the supervisor. Only when supervisor and guard are both dead
 does whoever visits carry it out instead.
@@ -13,7 +13,7 @@ from typing import Any
 
 from gpualert import child as children
 from gpualert import claim, procfs, records, rundir
-from gpualert.errors import GpuAlertError, Refused, UnknownLaunch
+from gpualert.errors import GpuAlertError, NewerFormat, Refused, UnknownLaunch
 from gpualert.key import Attempt, LaunchKey, split_launch_id
 from gpualert.records import RunRecord, RunState
 from gpualert.rundir import KeyDirectory, Root, RunDirectory
@@ -275,132 +275,58 @@ def _tend(run: RunDirectory, started: dict[str, Any], settings: Settings) -> Non
 
 
 def list_launches(root: str | None = None) -> list[RunRecord]:
-    """Every launch in every readable root, the oldest first. One that cannot be read (damaged, newer) is left out."""
+    """Every launch in every readable root, the oldest first. :func:`survey` also tells which cannot be read."""
+    return survey(root)[0]
+
+
+def survey(root: str | None = None) -> tuple[list[RunRecord], list[dict[str, Any]]]:
+    """
+    :return: every launch in every readable root, the oldest first; and those that cannot be read, as {launch_id,
+        run_directory, why, newer}: ``newer`` is true for one that a newer version wrote, which is no damage.
+    """
     found: dict[str, RunRecord] = {}
-    for run in _all_runs(root):
+    runs, damaged = _all_runs(root)
+    for run in runs:
         try:
             record = records.read(run.path)
-        except GpuAlertError:
+        except UnknownLaunch:  # removed since it was listed
+            continue
+        except GpuAlertError as error:
+            damaged.append(_damage(run.launch_id, run.path, error))
             continue
         found.setdefault(record.launch_id, record)
-    return sorted(found.values(), key=lambda record: record.created_at)
+    return sorted(found.values(), key=lambda record: record.created_at), damaged
 
 
-def _all_runs(root: str | None) -> list[RunDirectory]:
+def _damage(launch_id: str | None, path: str, error: GpuAlertError) -> dict[str, Any]:
+    newer = isinstance(error, NewerFormat)
+    return {"launch_id": launch_id, "run_directory": path, "why": str(error), "newer": newer}
+
+
+def _all_runs(root: str | None) -> tuple[list[RunDirectory], list[dict[str, Any]]]:
+    """Run directories of claimed launches, wherever they lie; and what could not be looked at, as of ``survey``."""
     runs: dict[str, RunDirectory] = {}
+    damaged: dict[str, dict[str, Any]] = {}
     for r in _roots(root):
         if not (r.exists and r.readable):
             continue
         for folder in rundir.key_directories(r.path):
             try:
                 numbers = folder.claims()
-            except GpuAlertError:  # one that cannot be read hides no other
+            except GpuAlertError as error:  # one that cannot be read hides no other
+                damaged.setdefault(folder.path, _damage(None, folder.path, error))
                 continue
             for number in numbers:
                 run = folder.run_directory(number)
                 if not os.path.isdir(run.path):
                     try:
                         value = folder.read_claim(number)
-                    except GpuAlertError:
+                    except GpuAlertError as error:
+                        damaged.setdefault(run.launch_id, _damage(run.launch_id, run.path, error))
                         continue
                     if value is not None and value.get("root") not in (None, r.path):
                         # It lives in a root that was configured for it alone; the claim knows which.
                         run = KeyDirectory(f"{value['root']}/launches/{folder.name}").run_directory(number)
                 runs.setdefault(run.path, run)
-    return list(runs.values())
-
-
-#: Seconds for which a launch that has been reported is kept in any case.
-REPORTED_REST_S = 900.0
-
-
-def clean(
-    root: str | None = None,
-    *,
-    older_than_s: float,
-    keep_bytes: int | None = None,
-    keep_count: int | None = None,
-    dry_run: bool,
-) -> list[dict[str, Any]]:
-    """
-    Remove run directories of launches that have ended.
-
-    Whatever is older than the limit goes; of the rest, the oldest go until ``keep_count`` and ``keep_bytes`` are kept,
-    but only those whose end was delivered to a follower, some time ago (what was delivered can be lost with whoever
-    took it). A launch that lives, or may live, stays in any case.
-
-    :param older_than_s: seconds since the end.
-    :return: what was removed (or would be), as {launch_id, run_directory, size_bytes, ended_at, why}, the oldest first.
-    """
-    now = time.time()
-    ended = []
-    kept_bytes = kept_count = 0
-    for record in list_launches(root):
-        size = _size(record.run_directory)
-        kept_bytes += size
-        kept_count += 1
-        if record.state.ended and not _being_wound_up(record):
-            ended.append((record.ended_at or _last_change(record) or record.created_at, size, record))
-    removed = []
-    for ended_at, size, record in sorted(ended, key=lambda item: item[0]):
-        ack = RunDirectory(record.run_directory).read_ack() or {}
-        why = None
-        if now - ended_at > older_than_s:
-            why = f"ended more than {older_than_s:g} s ago"
-        elif ack.get("ended") and now - ended_at > REPORTED_REST_S:
-            if keep_count is not None and kept_count > keep_count:
-                why = f"more than {keep_count} launches"
-            elif keep_bytes is not None and kept_bytes > keep_bytes:
-                why = f"more than {keep_bytes} bytes"
-        if why is None:
-            continue
-        kept_count -= 1
-        kept_bytes -= size
-        removed.append(
-            {
-                "launch_id": record.launch_id,
-                "run_directory": record.run_directory,
-                "size_bytes": size,
-                "ended_at": ended_at,
-                "why": why,
-            }
-        )
-        if not dry_run:
-            _remove(RunDirectory(record.run_directory), root)
-    return removed
-
-
-def _being_wound_up(record: RunRecord) -> bool:
-    """Its keepers are still at work: ending what was left of the tree, or judging the log."""
-    started = RunDirectory(record.run_directory).read_started() or {}
-    keepers = [procfs.ProcessIdentity.from_json(started[name]) for name in ("supervisor", "guard") if name in started]
-    return any(procfs.alive(keeper) is True for keeper in keepers)
-
-
-def _remove(run: RunDirectory, root: str | None) -> None:
-    import shutil
-
-    folder = run.key_directory
-    # The run directory first: a claim without one is at worst a launch that never started.
-    shutil.rmtree(run.path, ignore_errors=True)
-    if os.path.isdir(run.path):
-        return
-    folder.discard(run.number)
-    for r in _roots(root):
-        if r.exists and r.readable:
-            KeyDirectory(r.launches + "/" + folder.name).discard(run.number)
-
-
-def _last_change(record: RunRecord) -> float | None:
-    return RunDirectory(record.run_directory).heartbeat_at()
-
-
-def _size(path: str) -> int:
-    total = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
-            except OSError:
-                pass
-    return total
+    readable = {run.launch_id for run in runs.values()}
+    return list(runs.values()), [item for item in damaged.values() if item["launch_id"] not in readable]

@@ -581,15 +581,15 @@ def list_request() -> dict[str, Any]:
 
 
 def clean_request(
-    *, older_than_s: float, keep_bytes: int | None = None, keep_count: int | None = None, dry_run: bool = False
+    *,
+    older_than_s: float,
+    keep_bytes: int | None = None,
+    keep_count: int | None = None,
+    damaged: bool = False,
+    dry_run: bool = False,
 ) -> dict[str, Any]:
-    return {
-        "type": "clean",
-        "older_than_s": older_than_s,
-        "keep_bytes": keep_bytes,
-        "keep_count": keep_count,
-        "dry_run": dry_run,
-    }
+    limits = {"older_than_s": older_than_s, "keep_bytes": keep_bytes, "keep_count": keep_count}
+    return {"type": "clean", **limits, "damaged": damaged, "dry_run": dry_run}
 
 
 def doctor_request() -> dict[str, Any]:

@@ -45,15 +45,21 @@ if TYPE_CHECKING:
 
 #: Bytes put aside at launch so that the end can still be written when the disk is full.
 RESERVE_BYTES = 16384
+#: In a root beside ``launches``: unpacked archives by digest, each with its list of members. The receiver, which runs
+#: before any of them is there, knows these names, too.
+ARCHIVES = "archives"
+MANIFEST = "MANIFEST"
 #: How often the supervisor touches ``heartbeat``, and from which age a reader elsewhere calls the launch unreachable;
 #: seconds.
 HEARTBEAT_S = 15.0
 HEARTBEAT_STALE_S = 60.0
 
 __all__ = [
+    "ARCHIVES",
     "FORMAT_VERSION",
     "HEARTBEAT_S",
     "HEARTBEAT_STALE_S",
+    "MANIFEST",
     "RESERVE_BYTES",
     "KeyDirectory",
     "Root",

@@ -462,16 +462,19 @@ class Server:
     def _list(self, request: Mapping[str, Any]) -> None:
         from gpualert import control
 
-        self._send_many(request, "launches", [record.to_json() for record in control.list_launches(root=self._root)])
+        found, damaged = control.survey(self._root)
+        last = {"damaged": damaged[:_RECORDS_PER_FRAME]}
+        self._send_many(request, "launches", [record.to_json() for record in found], last)
 
     def _clean(self, request: Mapping[str, Any]) -> None:
-        from gpualert import control
+        from gpualert import housekeeping
 
-        cleaned = control.clean(
+        cleaned = housekeeping.clean(
             self._root,
             older_than_s=float(request["older_than_s"]),
             keep_bytes=request.get("keep_bytes"),
             keep_count=request.get("keep_count"),
+            damaged=bool(request.get("damaged")),
             dry_run=bool(request.get("dry_run")),
         )
         self._send_many(request, "cleaned", cleaned)
@@ -481,10 +484,16 @@ class Server:
 
         self._send_many(request, "findings", [finding.to_json() for finding in doctor.examine(self._root)])
 
-    def _send_many(self, request: Mapping[str, Any], word: str, items: list[dict[str, Any]]) -> None:
-        """One frame or several; ``more`` is false in the last."""
+    def _send_many(
+        self,
+        request: Mapping[str, Any],
+        word: str,
+        items: list[dict[str, Any]],
+        last: Mapping[str, Any] | None = None,
+    ) -> None:
+        """One frame or several; ``more`` is false in the last, which also has what ``last`` holds."""
         for piece, more in _pieces(items, _RECORDS_PER_FRAME):
-            self._reply(request, {"type": word, word: piece, "more": more})
+            self._reply(request, {"type": word, word: piece, "more": more, **({} if more else last or {})})
 
 
 def main(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpualert import control, records
+from gpualert import control, housekeeping, records
 from gpualert.errors import NewerFormat, RunDirectoryError, UnknownLaunch
 from gpualert.key import Attempt
 from gpualert.records import RunRecord, RunState
@@ -97,17 +97,17 @@ def test_cleaning_never_takes_a_live_or_an_unreported_run(host: Host, monkeypatc
     RunDirectory(reported.run_directory).write_ack(0, 9, ended=True)
     unreported = host.finish("echo unreported")
 
-    assert control.clean(older_than_s=3600, keep_count=0, dry_run=True) == []
-    monkeypatch.setattr(control, "REPORTED_REST_S", 0.0)
-    would = control.clean(older_than_s=3600, keep_count=0, keep_bytes=0, dry_run=True)
+    assert housekeeping.clean(older_than_s=3600, keep_count=0, dry_run=True) == []
+    monkeypatch.setattr(housekeeping, "REPORTED_REST_S", 0.0)
+    would = housekeeping.clean(older_than_s=3600, keep_count=0, keep_bytes=0, dry_run=True)
     assert [one["launch_id"] for one in would] == [reported.launch_id]
     assert would[0]["size_bytes"] > 0 and "launches" in would[0]["why"]
     assert os.path.isdir(reported.run_directory), "a dry run removes nothing"
-    assert control.clean(older_than_s=3600, keep_count=0, dry_run=False) == would
+    assert housekeeping.clean(older_than_s=3600, keep_count=0, dry_run=False) == would
     assert not os.path.exists(reported.run_directory)
     assert [r.launch_id for r in control.list_launches()] == [live.launch_id, unreported.launch_id]
 
-    gone = control.clean(older_than_s=0, dry_run=False)
+    gone = housekeeping.clean(older_than_s=0, dry_run=False)
     assert [one["launch_id"] for one in gone] == [unreported.launch_id]
     assert [r.launch_id for r in control.list_launches()] == [live.launch_id]
     stop(live)
@@ -118,7 +118,7 @@ def test_a_number_is_never_used_again(host: Host) -> None:
     key = host.key()
     host.finish("true", key=key, attempt=Attempt(1, "a"))
     host.finish("true", key=key, attempt=Attempt(2, "b"), after=1)
-    control.clean(older_than_s=0, dry_run=False)
+    housekeeping.clean(older_than_s=0, dry_run=False)
     assert control.list_launches() == []
     assert host.run("true", key=key, attempt=Attempt(3, "c"), after=2).number == 3
 
@@ -127,7 +127,7 @@ def test_what_cleaning_leaves_of_a_key(host: Host) -> None:
     """Nothing, in any root."""
     record = host.finish("true")
     folder = KeyDirectory(os.path.dirname(record.run_directory))
-    control.clean(older_than_s=0, dry_run=False)
+    housekeeping.clean(older_than_s=0, dry_run=False)
     assert not os.path.exists(folder.path)
     assert [p.name for p in host.folder.rglob("*.claim")] == []
 

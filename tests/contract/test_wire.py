@@ -234,7 +234,7 @@ def test_an_unexpected_exception_is_told_with_its_traceback(tmp_path: Path) -> N
     broken.mkdir()
     program = (
         "import sys; from gpualert import control, serve\n"
-        "control.list_launches = lambda root=None: 1 / 0\n"
+        "control.survey = lambda root=None: 1 / 0\n"
         "sys.exit(serve.main_local(sys.argv[1:]))"
     )
     conversation = protocol.Conversation(local=True, root=str(tmp_path / "root"))
@@ -252,8 +252,9 @@ def test_nobody_elses_output_gets_into_the_stream(tmp_path: Path) -> None:
     program = (
         "import os, sys, warnings; from gpualert import control, serve\n"
         "def noisy(root=None):\n"
-        "    print('print'); warnings.warn('warning'); os.system('echo child; cat'); sys.stdout.flush(); return []\n"
-        "control.list_launches = noisy\n"
+        "    print('print'); warnings.warn('warning'); os.system('echo child; cat')\n"
+        "    sys.stdout.flush(); return [], []\n"
+        "control.survey = noisy\n"
         "sys.exit(serve.main_local(sys.argv[1:]))"
     )
     conversation = protocol.Conversation(local=True, root=str(tmp_path / "root"))
