@@ -34,9 +34,10 @@ class Redactor:
 
     def __init__(self, values: Iterable[str] = (), *, airflow: bool = True) -> None:
         self._airflow = airflow
+        self._values = tuple(values)
         self.too_short = 0
         forms: set[bytes] = set()
-        for value in values:
+        for value in self._values:
             if not value:
                 continue
             if len(value) < SHORTEST_SECRET:
@@ -58,6 +59,10 @@ class Redactor:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(…)"
+
+    def with_values(self, values: Iterable[str]) -> Redactor:
+        """One that masks these, too."""
+        return Redactor((*self._values, *values), airflow=self._airflow)
 
     def text(self, text: str) -> str:
         """``text`` with every secret in it replaced by asterisks."""

@@ -21,8 +21,8 @@ from gpualert.errors import InvalidSpec
 from gpualert.outcome import Outcome
 from gpualert.records import RunState
 from gpualert.spec import LaunchSpec
+from gpualert_provider import keep, store, xcoms
 from gpualert_provider import ledger as ledgers
-from gpualert_provider import xcoms
 from gpualert_provider.exceptions import GpuTrainingFailed, InvalidRequest, LaunchRefused
 from gpualert_provider.ledger import EntryStatus
 from gpualert_provider.links import GpuTrainingRunLink
@@ -68,6 +68,10 @@ class GPUTrainingOperator(BaseOperator):
         tree.
     :param leftovers: ``"kill"`` or ``"keep"`` processes that the command leaves behind when it ends by itself.
     :param result_file: JSON file on the host (relative to ``cwd``) whose content becomes ``return_value``. (templated)
+    :param keep_log: where the whole log is put when the training has ended, whatever the end: an absolute folder on the
+        worker, or a URL that ``ObjectStoragePath`` takes (``s3://connection@bucket/folder``). (templated)
+    :param keep_log_timeout: how long that may take; what is not there by then stays on the host, and the task log says
+        so.
     :param rules: your own rules for the verdict: path of a ``.toml`` or compiled ``.json`` file (beside the DAG file,
         in the DAG's ``template_searchpath``, or in the DAGs folder), TOML text of several lines, or the compiled form.
         Read and checked when the DAG is parsed.
@@ -93,6 +97,7 @@ class GPUTrainingOperator(BaseOperator):
         "environment",
         "setup",
         "result_file",
+        "keep_log",
         "stop_command",
         "remote_root",
         "remote_python",
@@ -124,6 +129,8 @@ class GPUTrainingOperator(BaseOperator):
         stop_command: str | None = None,
         leftovers: str = "kill",
         result_file: str | None = None,
+        keep_log: str | None = None,
+        keep_log_timeout: Seconds = keep.DEFAULT_LIMIT_S,
         rules: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         unbuffered: bool | None = None,
         skip_on_exit_code: int | Container[int] | None = None,
@@ -150,6 +157,8 @@ class GPUTrainingOperator(BaseOperator):
         self.stop_command = stop_command
         self.leftovers = leftovers
         self.result_file = result_file
+        self.keep_log = keep_log
+        self.keep_log_timeout = keep_log_timeout
         self.rules = rules
         self.unbuffered = unbuffered
         self.skip_on_exit_code = skip_on_exit_code
@@ -174,8 +183,10 @@ class GPUTrainingOperator(BaseOperator):
         if self.ssh_conn_id is not None and not arguments.is_template(self.ssh_conn_id):
             if not isinstance(self.ssh_conn_id, str) or not self.ssh_conn_id.strip():
                 raise InvalidSpec(f"ssh_conn_id: expected the id of an ssh connection, found {self.ssh_conn_id!r}")
-        for name in ("early_window", "hold", "patience"):
+        for name in ("early_window", "hold", "patience", "keep_log_timeout"):
             arguments.seconds(name, getattr(self, name))
+        if self.keep_log is not None and not arguments.is_template(self.keep_log):
+            store.check("keep_log", self.keep_log)
         arguments.exit_codes(self.skip_on_exit_code)
         known = self._arguments()
         if not isinstance(self.secret_env, Mapping):
@@ -222,7 +233,7 @@ class GPUTrainingOperator(BaseOperator):
             if outcome is not None:
                 outcome = self._redacted(outcome, current)
                 try:
-                    return self._complete(context, outcome)
+                    return self._complete(context, outcome, current.redactor)
                 finally:
                     current.acknowledge_end(outcome)
         except InvalidSpec as error:
@@ -237,12 +248,12 @@ class GPUTrainingOperator(BaseOperator):
         self.defer(trigger=self._trigger(current), method_name="execute_complete")
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
-        """The triggerer saw the end: tell it. No host is asked here."""
+        """The triggerer saw the end: tell it. The host is asked for files alone, where that was wished."""
         if "outcome" not in event:
             raise AirflowException(f"trigger event: expected an outcome, found {sorted(event)}")
         outcome = Outcome.from_json(event["outcome"])
-        values = secrets.resolve_what_is_there(self.secret_env or {}).values()
-        return self._complete(context, Outcome.from_json(Redactor(values).value(outcome.to_json())))
+        redactor = Redactor(secrets.resolve_what_is_there(self.secret_env or {}).values())
+        return self._complete(context, Outcome.from_json(redactor.value(outcome.to_json())), redactor)
 
     def on_kill(self) -> None:
         """
@@ -343,12 +354,14 @@ class GPUTrainingOperator(BaseOperator):
     def _redacted(self, outcome: Outcome, current: TrainingTry) -> Outcome:
         return Outcome.from_json(current.redactor.value(outcome.to_json()))
 
-    def _complete(self, context: Context, outcome: Outcome) -> Any:
+    def _complete(self, context: Context, outcome: Outcome, redactor: Redactor) -> Any:
         """The one way in which a training's end becomes a task's state: XComs first, then the state."""
         ti: Any = context["ti"]
         self._log_end(outcome)
         if self.do_xcom_push:
             xcoms.push(outcome, ti.xcom_push)
+        # Before the ledger says that the end was told: a worker that dies meanwhile leaves it to the next try.
+        self._keep_log(context, outcome, redactor)
         self._note_in_ledger(context, outcome)
         if outcome.succeeded:
             if outcome.result_error:
@@ -370,6 +383,43 @@ class GPUTrainingOperator(BaseOperator):
         if outcome.advice:
             self.log.error("What to do: %s", outcome.advice)
         self.log.error("Log: %s on %s (%s bytes)", outcome.log_path, outcome.host.get("name"), outcome.log_size_bytes)
+
+    def _keep_log(self, context: Context, outcome: Outcome, redactor: Redactor) -> None:
+        """Whatever comes of it is told, and changes nothing."""
+        if self.keep_log is None:
+            return
+        ti: Any = context["ti"]
+        try:
+            parts = [ti.dag_id, ti.run_id, ti.task_id]
+            if ti.map_index is not None and ti.map_index >= 0:
+                parts.append(str(ti.map_index))
+            target = resolve_target(self._conn_id_of(context, outcome))
+            kept = keep.keep_log(
+                target,
+                outcome,
+                self.keep_log,
+                tuple(parts),
+                redactor=redactor.with_values(target.secrets),
+                root=self.remote_root,
+                limit_s=arguments.seconds("keep_log_timeout", self.keep_log_timeout) or 0.0,
+                tell=self.log.info,
+            )
+        except Exception as error:
+            kept = keep.KeptLog(why_not=redactor.text(f"{type(error).__name__}: {error}"))
+        if kept.url is None:
+            fetch_it = f" As long as it is there: {kept.fetch_command}" if kept.fetch_command else ""
+            self.log.warning("keep_log: the log was not kept; it is on the host alone. %s.%s", kept.why_not, fetch_it)
+        else:
+            self.log.info("keep_log: the log is kept (%s bytes): %s", kept.size_bytes, kept.url)
+        if self.do_xcom_push:
+            xcoms.push_one(ti.xcom_push, keep.KEPT_LOG_KEY, redactor.value(kept.to_json()))
+
+    def _conn_id_of(self, context: Context, outcome: Outcome) -> str | None:
+        """The connection of the launch's host, which is an earlier try's when that was adopted."""
+        ledger = ledgers.load(context["task_state_store"])
+        entries = () if ledger is None else ledger.entries
+        found = next((entry for entry in reversed(entries) if entry.launch_id == outcome.launch_id), None)
+        return self.ssh_conn_id if found is None else found.conn_id
 
     def _note_in_ledger(self, context: Context, outcome: Outcome) -> None:
         """Airflow is about to know. A ledger that cannot be written does not change what the training was."""
