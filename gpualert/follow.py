@@ -153,13 +153,17 @@ class Follower:
             self._ack = (generation, offset, ended)
 
     def save_acknowledged(self) -> None:
-        """Write the last acknowledgement down, unless a later follower has taken over: its word counts then."""
+        """
+        Write the last acknowledgement down, unless a later follower has taken over: its word counts then.
+
+        It never takes back what an earlier one said: who was given nothing acknowledges the end with (0, 0).
+        """
         if self._ack is None or self._epoch is None:
             return
         if self._files.epoch() <= self._epoch:
-            generation, offset, ended = self._ack
             before = self._files.read_ack() or {}
-            self._files.write_ack(generation, offset, ended or bool(before.get("ended")))
+            generation, offset = max(self._ack[:2], self._acknowledged())
+            self._files.write_ack(generation, offset, self._ack[2] or bool(before.get("ended")))
         self._ack_saved_at = self._monotonic()
         self._ack = None
 

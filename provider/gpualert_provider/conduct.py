@@ -419,8 +419,9 @@ class TrainingTry:
 
     def acknowledge_end(self, outcome: Outcome) -> None:
         """The outcome has been reported: the host may clean the run directory up. Best effort."""
-        if self._session is None or (self._writer is None and outcome.log_size_bytes != 0):
+        if self._session is None:
             return
+        # Whoever was given nothing takes nothing back: the host keeps what was acknowledged before.
         position = Position(0, 0) if self._writer is None else self._writer.position
         try:
             self._session.send_ack(position.generation, position.offset_bytes, ended=True)

@@ -183,10 +183,29 @@ def test_the_host_is_told_that_the_end_has_been_heard(target: SshTarget):
     launch_id = started(target, "echo one; sleep 1")
     run(trigger_for(launch_id))
 
+    ack = ack_of(target, launch_id)
+    assert (ack["offset"], ack["ended"]) == (4, True)
+
+
+@pytest.mark.parametrize("command", ["true", "echo one; sleep 2"], ids=["wrote nothing", "nothing new"])
+def test_an_end_without_new_lines_has_been_heard_too(target: SshTarget, command: str):
+    """And what an earlier triggerer acknowledged stays acknowledged."""
+    launch_id = started(target, command)
+    if "echo" in command:
+        run_until(trigger_for(launch_id), lambda log: log.training_lines, kill=False)
+    before = wait_until(lambda: ack_of(target, launch_id) or command == "true", 10, "the line is acknowledged")
+    (event,), log = run(trigger_for(launch_id))
+
+    assert event["outcome"]["state"] == "SUCCEEDED" and log.training_lines == []
+    after = wait_until(lambda: (found := ack_of(target, launch_id))["ended"] and found, 10, "the end is acknowledged")
+    assert after["offset"] == (0 if command == "true" else before["offset"]) and after["generation"] == 0
+
+
+def ack_of(target: SshTarget, launch_id: str) -> dict[str, Any]:
     with open_session(target) as session:
         record = session.call(protocol.inspect_request(launch_id=launch_id))["record"]
-    ack = json.loads(Path(record["run_directory"], "ack.json").read_text())
-    assert (ack["offset"], ack["ended"]) == (4, True)
+    path = Path(record["run_directory"], "ack.json")
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def test_a_host_that_stays_away_is_unreachable_after_patience(ssh_host: SshHost, target: SshTarget):

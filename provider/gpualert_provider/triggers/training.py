@@ -319,8 +319,9 @@ class GpuTrainingTrigger(BaseTrigger):
             await log_has_room()
 
     async def _acknowledge(self, ended: bool = False) -> None:
-        if self._writer is not None and self._session is not None:
-            position = self._writer.position
+        if self._session is not None and (self._writer is not None or ended):
+            # Nothing came, and the end is known: the host keeps what was acknowledged before.
+            position = Position(0, 0) if self._writer is None else self._writer.position
             await self._session.send_ack(position.generation, position.offset_bytes, ended)
 
     async def _ended(self, frame: Frame, now: float) -> Outcome:
@@ -329,11 +330,11 @@ class GpuTrainingTrigger(BaseTrigger):
             replaced = self._writer.replaced_characters
             if replaced:
                 self._tell_once(f"{replaced} place(s) of the log are no valid UTF-8; they are shown as \ufffd.")
-            try:
-                # The event can still be lost with this triggerer: the host keeps what ended a moment ago.
-                await self._acknowledge(ended=True)
-            except TransportError:
-                pass  # the outcome is here; at worst the last lines are printed once more
+        try:
+            # The event can still be lost with this triggerer: the host keeps what ended a moment ago.
+            await self._acknowledge(ended=True)
+        except TransportError:
+            pass  # the outcome is here; at worst the last lines are printed once more
         outcome = Outcome.from_json(frame.header["outcome"])
         return dataclasses.replace(outcome, host={**outcome.host, "name": self.host_name})
 
