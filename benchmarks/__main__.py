@@ -34,6 +34,7 @@ BENCHMARKS = (
     Benchmark("kinds", "scanning_kinds", "classifier speed on ordinary and hostile logs of many kinds", 300),
     Benchmark("growing", "growing", "the verdict on a gigabyte that was scanned while it grew", 45),
     Benchmark("fetch", "fetch", "log fetched over SSH on loopback", 30),
+    Benchmark("many", "many", "one triggerer with 1,000 jobs on 20 hosts", 240),
     Benchmark("remote", "remote_jobs", "remote exit to task end in a real Airflow; SSH connections per job", 290),
 )
 
