@@ -33,6 +33,7 @@ PEER = "SSHRemoteJobOperator"
 _COUNTED = (1, 10, 100)
 _HOSTS = 20
 _PATIENCE_S = 300
+_BEATS = "SELECT latest_heartbeat FROM job WHERE job_type = 'TriggererJob'"
 _TICKS = os.sysconf("SC_CLK_TCK")
 _DAG = """
 from airflow.providers.standard.operators.empty import EmptyOperator
@@ -207,6 +208,7 @@ class _Triggerer:
 
     def start(self) -> None:
         self.rig.start_component("triggerer")
+        wait_until(lambda: self._ask(_BEATS), 120, "the triggerer is there")
 
     def look(self, seconds: int, pieces: int = 3) -> _Look:
         shares, beats = [], set()
@@ -260,7 +262,7 @@ class _Triggerer:
         return total / 1024
 
     def _beat_at(self) -> str:
-        return str(self._ask("SELECT latest_heartbeat FROM job WHERE job_type = 'TriggererJob'")[0][0])
+        return str(self._ask(_BEATS)[0][0])
 
     def _ask(self, query: str, *values: str) -> list[Any]:
         with closing(sqlite3.connect(f"file:{self.rig.home}/airflow.db?mode=ro", uri=True, timeout=30)) as database:

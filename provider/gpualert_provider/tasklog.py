@@ -89,14 +89,16 @@ class TaskLogWriter:
         self._pending = b""  # masked, begins at _shown_to
         self._partial_since: float | None = None
         self._time: float | None = None
+        self._dropped_from: Position | None = None
+        self._dropped_lines = 0
         self.replaced_characters = 0
         self.more = False
         self.records = 0
 
     @property
     def position(self) -> Position:
-        """What may be acknowledged: everything before it is in the task log, or will never be."""
-        return self._shown_to
+        """What may be acknowledged: everything before it is in the task log, or it says there that it is not."""
+        return self._shown_to if self._dropped_from is None else self._dropped_from
 
     @property
     def end(self) -> Position:
@@ -139,11 +141,25 @@ class TaskLogWriter:
         if to.generation != end.generation:
             self._say_truncated(end)
         if lines or at_least:
-            count = f"{'at least ' if at_least else ''}{lines:,} line{'' if lines == 1 else 's'}"
-            self._say(f"[{count} not shown; all of them at {self._log_path}]")
+            self._say_left_out(lines, at_least)
         else:
             self._say(f"[the rest of a line is not shown; all of it at {self._log_path}]")
         self._shown_to = to
+
+    def drop_beyond(self, limit_bytes: int) -> None:
+        """
+        When more than ``limit_bytes`` wait to be emitted, leave out the older half of them, as whole lines. The next
+        :meth:`flush` tells of it.
+        """
+        if len(self._pending) <= limit_bytes:
+            return
+        at = self._pending.find(b"\n", len(self._pending) - limit_bytes // 2) + 1
+        if not at:
+            return  # one line: it goes out in parts
+        self._dropped_from = self.position
+        self._dropped_lines += self._pending.count(b"\n", 0, at)
+        self._pending = self._pending[at:]
+        self._advance(at)
 
     def flush(self, now: float, final: bool = False, budget_bytes: int | None = None) -> bool:
         """
@@ -154,11 +170,12 @@ class TaskLogWriter:
         :param budget_bytes: emit only about so much now; :attr:`more` tells whether to call again.
         :return: whether :attr:`position` moved.
         """
-        before = self._shown_to
+        before = self.position
+        self._say_dropped()
         if final and self._masking.held_bytes:
             self._pending += self._masking.finish()
         self.more = self._drain(now, final, budget_bytes)
-        return self._shown_to != before
+        return self.position != before
 
     # -- how much
 
@@ -227,8 +244,18 @@ class TaskLogWriter:
         """Emit all that was taken: what comes next does not follow it, and no mask reaches over."""
         self._pending += self._masking.finish()
         self._masking = self._redactor.stream()
+        self._say_dropped()
         self._drain(0.0, True)
         self._partial_since = None
+
+    def _say_left_out(self, lines: int, at_least: bool = False) -> None:
+        count = f"{'at least ' if at_least else ''}{lines:,} line{'' if lines == 1 else 's'}"
+        self._say(f"[{count} not shown; all of them at {self._log_path}]")
+
+    def _say_dropped(self) -> None:
+        if self._dropped_from is not None:
+            self._say_left_out(self._dropped_lines)
+            self._dropped_from, self._dropped_lines = None, 0
 
     def _say_truncated(self, end: Position) -> None:
         self._say(

@@ -9,6 +9,7 @@ triggerer, the task's own state is asked before the host is told to stop anythin
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import dataclasses
 import os
 import random
@@ -32,8 +33,7 @@ from gpualert_provider.hooks.target import SshTarget
 from gpualert_provider.redaction import Redactor
 from gpualert_provider.tasklog import CEILING_BYTES, RECORD_BYTES, Position, Record, TaskLogWriter, log_budget
 from gpualert_provider.triggers.link_watch import LinkWatch
-from gpualert_provider.triggers.log_drain import log_drained, log_has_room
-from gpualert_provider.triggers.pace import pace
+from gpualert_provider.triggers.press import press
 from gpualert_provider.triggers.undisturbed import undisturbed
 from gpualert_provider.unseen import unseen_outcome
 
@@ -42,8 +42,8 @@ ON_KILL_BUDGET_S = 25.0
 #: How long the host may take to stop the training before it answers "stopping"; the stop itself is durable.
 _STOP_WAIT_S = 5.0
 _TICK_S = 0.5
-#: More than this much unprinted log is not kept for the next second.
-_FLUSH_AT_BYTES = 256 * 1024
+#: How long an acknowledgement may keep a session from being closed.
+_LAST_WORD_S = 2.0
 #: Another machine, or one with another boot id that does not know the launch: wait so long for the right one, since one
 #: name may lead to several machines, and clones of an image may even share a machine id.
 _DOUBT_S = 600.0
@@ -125,6 +125,10 @@ class GpuTrainingTrigger(BaseTrigger):
         self._held_epoch: int | None = None
         self._told: set[str] = set()
         self._rebooted = False
+        self._ended = False
+        self._acknowledged: Position | None = None
+        self._print_trouble: Exception | None = None
+        self._context = contextvars.Context()
         self._out_of_sight: str | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -141,13 +145,15 @@ class GpuTrainingTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """One event, whatever became of the training and of the link."""
         began_at = time.monotonic()
+        self._context = contextvars.copy_context()  # the one in which a line is this task's
+        press().joins(self)
         try:
             outcome = await self._watch()
         finally:
-            pace().note(self, False)
+            press().leaves(self)
             await self.cleanup()
         await asyncio.sleep(self._hold_left_s(began_at))
-        await log_drained()  # Airflow closes the task log when it hears of the event
+        await press().read()  # Airflow closes the task log when it hears of the event
         assert self._redactor is not None
         yield TriggerEvent(
             {
@@ -163,9 +169,16 @@ class GpuTrainingTrigger(BaseTrigger):
             await self._close()
 
     async def _close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        try:
+            if self._writer is not None and self._writer.position != self._acknowledged:
+                # Printed in the last moment: whoever follows next need not print it again.
+                await connections.within(self._acknowledge(), _LAST_WORD_S)
+        except (TimeoutError, GpuAlertError):
+            pass
+        finally:
+            session, self._session = self._session, None
+            if session is not None:
+                await session.close()
 
     async def on_kill(self) -> None:
         """
@@ -235,15 +248,14 @@ class GpuTrainingTrigger(BaseTrigger):
                 "generation": self._writer.end.generation,
                 "offset": self._writer.end.offset_bytes,
             }
-        flush_at = time.monotonic() + pace().first_s()
-        budget = log_budget(self.ceiling_bytes)
+        self._acknowledged = None
+        budget = log_budget(press().ceiling_bytes(self.ceiling_bytes))
         frames = self._session.follow(
             self.launch_id, where, attach=True, who=self._who(), tick_s=_TICK_S, budget=budget
         )
         async for frame in frames:
-            now = time.monotonic()
             if frame.type == "ended":
-                return await self._ended(frame, now)
+                return await self._heard_the_end(frame)
             self._take(frame)
             if self._out_of_sight is not None:
                 watch.failed(self._out_of_sight, lasting=True)
@@ -255,12 +267,7 @@ class GpuTrainingTrigger(BaseTrigger):
             elif frame.type != "tick":
                 for message in watch.succeeded():
                     self.log.info("%s: %s", self.host_name, message)
-            full = self._writer is not None and self._writer.waiting_bytes >= _FLUSH_AT_BYTES
-            if full or now >= flush_at:
-                # Whoever had nothing to print all the while does not slow the others down.
-                pace().note(self, self._writer is not None and self._writer.waiting_bytes > 0)
-                flush_at = now + pace().interval_s()
-                await self._flush(now)
+            await self._print_soon()
         raise TransportError("protocol", f"{target.peer}: expected the outcome as the last word, found none")
 
     def _take(self, frame: Frame) -> None:
@@ -273,7 +280,6 @@ class GpuTrainingTrigger(BaseTrigger):
         elif frame.type == "log":
             writer = self._writer_from(Position(header["generation"], header["offset"]))
             writer.feed(header["generation"], header["offset"], frame.payload, header.get("time"))
-            pace().note(self, True)
         elif frame.type == "skipped":
             begin, to = (Position(header[name]["generation"], header[name]["offset"]) for name in ("from", "to"))
             self._writer_from(begin).skip(to, header["lines"], header["at_least"])
@@ -307,26 +313,45 @@ class GpuTrainingTrigger(BaseTrigger):
                 "Its exact exit status may not be known at the end."
             )
 
-    async def _flush(self, now: float, final: bool = False) -> None:
-        """Print, and acknowledge what is printed: no more at once than Airflow takes without making everybody wait."""
-        while self._writer is not None:
-            if self._writer.waiting_bytes:
-                await pace().turn()
-            if self._writer.flush(now, final, RECORD_BYTES) and not final:
-                await self._acknowledge()
-            if not self._writer.more:
-                return
-            await log_has_room()
+    async def _print_soon(self) -> None:
+        """Ask for a turn to print, and acknowledge what was printed in the last one."""
+        if self._print_trouble is not None:
+            trouble, self._print_trouble = self._print_trouble, None
+            raise trouble
+        if self._writer is None:
+            return
+        self._writer.drop_beyond(press().waiting_share_bytes)
+        if self._writer.waiting_bytes:
+            press().ask(self, self._print_some, self._context)
+        if self._writer.position != self._acknowledged:
+            await self._acknowledge()
+
+    def _print_some(self) -> tuple[int, bool]:
+        """A turn at the press: one record, or none yet."""
+        try:
+            assert self._writer is not None
+            before = self._writer.end.offset_bytes - self._writer.waiting_bytes
+            self._writer.flush(time.monotonic(), self._ended, RECORD_BYTES)
+            after = self._writer.end.offset_bytes - self._writer.waiting_bytes
+            return max(0, after - before), self._writer.more
+        except Exception as error:  # it belongs to this trigger, and the press to all
+            self._print_trouble = error
+            return 0, False
 
     async def _acknowledge(self, ended: bool = False) -> None:
         if self._session is not None and (self._writer is not None or ended):
             # Nothing came, and the end is known: the host keeps what was acknowledged before.
             position = Position(0, 0) if self._writer is None else self._writer.position
             await self._session.send_ack(position.generation, position.offset_bytes, ended)
+            self._acknowledged = position
 
-    async def _ended(self, frame: Frame, now: float) -> Outcome:
+    async def _heard_the_end(self, frame: Frame) -> Outcome:
         if self._writer is not None:
-            await self._flush(now, final=True)
+            self._ended = True
+            self._writer.drop_beyond(press().waiting_share_bytes)
+            await press().finish(self, self._print_some, self._context)
+            if self._print_trouble is not None:
+                raise self._print_trouble
             replaced = self._writer.replaced_characters
             if replaced:
                 self._tell_once(f"{replaced} place(s) of the log are no valid UTF-8; they are shown as \ufffd.")

@@ -247,3 +247,37 @@ def test_a_budget_spreads_the_work_and_loses_nothing():
             break
 
     assert calls > 5 and sink.text == data.decode().rstrip() and sink.writer.position == Position(0, len(data))
+
+
+def test_what_is_dropped_is_told_before_what_follows_and_only_then_dealt_with():
+    """Of more than fits the newer half stays, in whole lines; until it is told, nothing of it may be acknowledged."""
+    sink = Sink()
+    out, writer = sink.records, sink.writer
+    writer.feed(0, 0, b"first\n")
+    writer.flush(0.0)
+    acknowledged = writer.position
+    writer.feed(0, 6, b"".join(b"line %02d\n" % n for n in range(100)))
+    writer.drop_beyond(400)
+    assert writer.position == acknowledged and writer.waiting_bytes <= 200
+
+    writer.feed(0, 806, b"last\n")
+    writer.drop_beyond(100)
+    writer.flush(1.0)
+
+    texts = [record.text for record in out]
+    shown = texts[-1].split("\n")
+    assert texts[0] == "first" and shown[-1] == "last"
+    assert texts[1] == f"[{101 - len(shown)} lines not shown; all of them at the run directory on the host]"
+    assert writer.position == writer.end == Position(0, 811)
+
+
+def test_less_than_the_limit_is_not_dropped_and_neither_is_a_single_line():
+    sink = Sink()
+    out, writer = sink.records, sink.writer
+    writer.feed(0, 0, b"a\nb\n")
+    writer.drop_beyond(4)
+    writer.feed(0, 4, b"x" * 1000)
+    writer.drop_beyond(100)
+    writer.flush(0.0, final=True)
+
+    assert "".join(record.text for record in out).count("x") == 1000 and out[0].text == "a\nb"

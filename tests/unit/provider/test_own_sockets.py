@@ -1,11 +1,10 @@
-"""A trigger can see whether its supervisor has read what it printed, and prints only when there is room."""
+"""It can be seen how much of what this process has written its supervisor has not read."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
 
-from gpualert_provider.triggers.log_drain import OwnSockets, log_drained
+from gpualert_provider.triggers.own_sockets import OwnSockets
 
 
 def test_unread_bytes_of_a_unix_socket_are_seen_and_drain():
@@ -18,23 +17,6 @@ def test_unread_bytes_of_a_unix_socket_are_seen_and_drain():
 
         theirs.recv(20_000)
         assert sockets.unread_bytes() == before
-
-
-def test_waiting_ends_when_it_was_read_and_is_bounded_when_it_was_not():
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.sendall(b"x" * 1000)
-
-        async def read_later():
-            waiting = asyncio.create_task(log_drained(30, sockets=OwnSockets()))
-            await asyncio.sleep(0)
-            assert not waiting.done()
-            theirs.recv(2000)
-            return await waiting
-
-        assert asyncio.run(log_drained(0, sockets=OwnSockets())) is False
-        assert asyncio.run(log_drained(0, down_to=1_000_000, sockets=OwnSockets())) is True
-        assert asyncio.run(read_later()) is True
 
 
 def test_a_socket_that_was_closed_meanwhile_counts_no_more():
