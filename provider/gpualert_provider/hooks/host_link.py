@@ -8,6 +8,7 @@ line logged there would land in the log of whichever task was there first.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import json
 import time
@@ -186,6 +187,7 @@ class HostLink:
         self._tasks: list[asyncio.Task[None]] = []
         self._early: deque[Event] = deque()
         self._closing: asyncio.Task[None] | None = None
+        self._writing = False
 
     # -- for streams
 
@@ -203,7 +205,8 @@ class HostLink:
 
     def send(self, frame: Frame) -> None:
         """
-        Write a request; asyncssh keeps what the host does not take yet.
+        Write a request, together with what others have to say in the same moment: a packet costs more than what is in
+        it. asyncssh keeps what the host does not take yet.
 
         :raises TransportError: the link is over.
         """
@@ -211,7 +214,18 @@ class HostLink:
             raise self.problem
         assert self._conversation is not None
         self._conversation.send(frame)
-        self._write()
+        if not self._writing:
+            self._writing = True
+            asyncio.get_running_loop().call_soon(self._write_all, context=contextvars.Context())
+
+    def _write_all(self) -> None:
+        self._writing = False
+        try:
+            if self.problem is None:
+                self._write()
+        except GpuAlertError as error:
+            self._over(error)
+            _forget(self)
 
     def silent(self, problem: TransportError, limit_s: float) -> TransportError:
         """
@@ -230,6 +244,7 @@ class HostLink:
 
         :raises TransportError: it does not, or the link is over.
         """
+        self._write_all()
         if self.problem is not None:
             raise self.problem
         assert self._process is not None

@@ -110,8 +110,16 @@ class StreamingSession:
 
     async def send_ack(self, generation: int, offset: int, ended: bool = False) -> None:
         """Everything before ``offset`` is safely delivered; with ``ended``, the outcome too. No answer comes."""
-        self._stream.send(protocol.ack_message(generation, offset, ended=ended))
+        self.note_ack(generation, offset, ended)
         await self._stream.link.drained(self.target.command_timeout_s)
+
+    def note_ack(self, generation: int, offset: int, ended: bool = False) -> None:
+        """
+        The same without a wait: it leaves with whatever is said to the host next.
+
+        :raises TransportError: the link is over.
+        """
+        self._stream.send(protocol.ack_message(generation, offset, ended=ended))
 
     async def detach(self) -> None:
         """

@@ -9,6 +9,7 @@ triggerer, the task's own state is asked before the host is told to stop anythin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import dataclasses
 import os
@@ -267,7 +268,7 @@ class GpuTrainingTrigger(BaseTrigger):
             elif frame.type != "tick":
                 for message in watch.succeeded():
                     self.log.info("%s: %s", self.host_name, message)
-            await self._print_soon()
+            self._print_soon()
         raise TransportError("protocol", f"{target.peer}: expected the outcome as the last word, found none")
 
     def _take(self, frame: Frame) -> None:
@@ -313,8 +314,8 @@ class GpuTrainingTrigger(BaseTrigger):
                 "Its exact exit status may not be known at the end."
             )
 
-    async def _print_soon(self) -> None:
-        """Ask for a turn to print, and acknowledge what was printed in the last one."""
+    def _print_soon(self) -> None:
+        """Ask for a turn to print."""
         if self._print_trouble is not None:
             trouble, self._print_trouble = self._print_trouble, None
             raise trouble
@@ -323,16 +324,19 @@ class GpuTrainingTrigger(BaseTrigger):
         self._writer.drop_beyond(press().waiting_share_bytes)
         if self._writer.waiting_bytes:
             press().ask(self, self._print_some, self._context)
-        if self._writer.position != self._acknowledged:
-            await self._acknowledge()
 
     def _print_some(self) -> tuple[int, bool]:
-        """A turn at the press: one record, or none yet."""
+        """A turn at the press: one record, or none yet. What is printed is acknowledged in the same moment."""
         try:
             assert self._writer is not None
             before = self._writer.end.offset_bytes - self._writer.waiting_bytes
             self._writer.flush(time.monotonic(), self._ended, RECORD_BYTES)
             after = self._writer.end.offset_bytes - self._writer.waiting_bytes
+            position = self._writer.position
+            if position != self._acknowledged and self._session is not None and not self._ended:
+                with contextlib.suppress(TransportError):  # whoever follows the link next acknowledges it
+                    self._session.note_ack(position.generation, position.offset_bytes)
+                    self._acknowledged = position
             return max(0, after - before), self._writer.more
         except Exception as error:  # it belongs to this trigger, and the press to all
             self._print_trouble = error
