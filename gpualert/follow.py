@@ -12,7 +12,7 @@ import time
 from typing import Any, Callable, Iterator
 
 from gpualert import control, procfs, records, report
-from gpualert.errors import ProtocolError
+from gpualert.errors import ProtocolError, RunDirectoryError
 from gpualert.logfile import LogChunk, LogReader, TimeIndex
 from gpualert.records import RunRecord, RunState
 from gpualert.rundir import RunDirectory
@@ -156,14 +156,19 @@ class Follower:
         """
         Write the last acknowledgement down, unless a later follower has taken over: its word counts then.
 
-        It never takes back what an earlier one said: who was given nothing acknowledges the end with (0, 0).
+        It never takes back what an earlier one said: who was given nothing acknowledges the end with (0, 0). Where the
+        disk refuses, it is tried again later: at worst the next follower is sent once more what this one has had.
         """
         if self._ack is None or self._epoch is None:
             return
         if self._files.epoch() <= self._epoch:
             before = self._files.read_ack() or {}
             generation, offset = max(self._ack[:2], self._acknowledged())
-            self._files.write_ack(generation, offset, self._ack[2] or bool(before.get("ended")))
+            try:
+                self._files.write_ack(generation, offset, self._ack[2] or bool(before.get("ended")))
+            except RunDirectoryError:
+                self._ack_saved_at = self._monotonic()
+                return
         self._ack_saved_at = self._monotonic()
         self._ack = None
 

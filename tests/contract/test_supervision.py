@@ -71,6 +71,27 @@ def test_the_deadline_holds_although_the_supervisor_is_dead(host: Host) -> None:
     assert ended.exit == ExitStatus(None, signal.SIGTERM, False)
 
 
+@pytest.mark.parametrize("days", [1, -1])
+def test_a_clock_that_jumps_neither_stops_a_training_nor_prolongs_it(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    """Someone sets the host's clock while it runs: deadlines and durations are counted by one that cannot be set."""
+    jump, real = tmp_path / "jump", time.time
+    # The keepers are forked from this process, and have its clock.
+    monkeypatch.setattr(time, "time", lambda: real() + (86_400 * days if jump.exists() else 0))
+    patient = host.launch("sleep 4; exit 5", deadline_s=600)
+    late = host.launch("sleep 60", deadline_s=3)
+    wait_until(lambda: all(host.started(record) for record in (patient, late)), 20, "both run")
+    jump.touch()
+
+    patient, late = host.end(patient), host.end(late)
+    assert (patient.state, patient.exit and patient.exit.code) == (RunState.FAILED, 5)
+    assert late.state is RunState.TIMED_OUT
+    assert patient.elapsed_s is not None and 3.5 < patient.elapsed_s < 30
+    assert late.elapsed_s is not None and 2.5 < late.elapsed_s < 30
+    assert patient.ended_at and patient.started_at and abs(patient.ended_at - patient.started_at) > 80_000, "no jump"
+
+
 def test_a_visitor_enforces_the_deadline_when_both_are_dead(host: Host) -> None:
     """Whoever asks carries it out; the status was seen by nobody, but that we stopped it is known."""
     from gpualert import control

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.gpu_rig import GpuRig, gpu_rig, stays
+from tests.e2e.gpu_rig import GpuRig, dag_source, gpu_rig, stays
 from tests.e2e.life import FAST, LONG, Life, assert_only_once, dag
 from tests.support.waiting import wait_until
 from tools.rig.airflow import COMPONENTS
@@ -21,6 +21,8 @@ DAGS = {
     "run_deleted": dag("run_deleted", LONG),
     "paused": dag("paused", 120),
     "too_long": dag("too_long", LONG, source="execution_timeout=timedelta(seconds=120)"),
+    "dag_deleted": dag("dag_deleted", LONG),
+    "task_removed": dag("task_removed", 60),
     "scheduler_killed": dag("scheduler_killed", 60),
     "all_killed": dag("all_killed", 80),
     "ended_in_the_dark": dag("ended_in_the_dark", 30),
@@ -36,8 +38,9 @@ def rig():
 
 @pytest.fixture(scope="module")
 def lives(rig) -> dict[str, Life]:
-    """The first four, started together and followed by the triggerer."""
-    lives = {name: Life(rig, name) for name in ("marked_success", "run_deleted", "paused", "too_long")}
+    """The first six, started together and followed by the triggerer."""
+    names = ("marked_success", "run_deleted", "paused", "too_long", "dag_deleted", "task_removed")
+    lives = {name: Life(rig, name) for name in names}
     for life in lives.values():
         life.training.wait_started()
         life.wait_followed()
@@ -90,6 +93,33 @@ def test_a_deleted_run_stops_its_training_and_its_name_can_be_used_again(lives, 
     wait_until(lambda: followers_of_newest(life) >= 2, 120, "worker and triggerer have attached to the second training")
     rig.api.mark(life.name, life.run, "train", "failed")
     wait_until(lambda: not life.training.alive, 60, "the second training was stopped, too")
+
+
+def test_a_deleted_dag_stops_its_training(lives, rig):
+    """Its file and all that Airflow knew of it are gone: nobody would ever look after the training."""
+    life = lives["dag_deleted"]
+    (pid,) = life.training.started
+
+    (rig.airflow.dags_folder / f"{life.name}.py").unlink()
+    rig.api.request("PATCH", f"/dags/{life.name}/dagRuns/{life.run}", json={"state": "failed"})
+    rig.api.request("DELETE", f"/dags/{life.name}")
+
+    wait_until(lambda: not life.training.alive, 90, "the training of the deleted DAG was stopped")
+    assert life.training.stopped == [pid]
+    assert len(life.training.started) == 1
+
+
+def test_a_task_that_is_taken_out_of_its_dag_ends_once(lives, rig):
+    """The training goes on to its end and is not repeated; Airflow itself says that the task is gone."""
+    life = lives["task_removed"]
+
+    rig.airflow.write_dag(life.name, dag_source(life.name, 'GPUTrainingOperator(task_id="other", command="true")'))
+    wait_until(lambda: life.training.finished, 120, "the training finished although its task was taken out of the DAG")
+
+    state = life.wait("removed", "success", "failed", deadline_s=180)["state"]
+    assert state in ("removed", "success"), f"the training succeeded, and its task is {state}"
+    assert_only_once(life)
+    assert not life.training.alive
 
 
 def followers_of_newest(life: Life) -> int:

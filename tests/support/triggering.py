@@ -90,9 +90,9 @@ class Triggerer:
         self.runner = TriggerRunner()
         self._number = 0
 
-    def start(self, trigger: GpuTrainingTrigger) -> tuple[asyncio.Task[None], Log]:
+    def start(self, trigger: GpuTrainingTrigger, log: Log | None = None) -> tuple[asyncio.Task[None], Log]:
         self._number += 1
-        log = Log()
+        log = log or Log()
         trigger._log = log  # type: ignore[assignment]
         printing = trigger._print
 
