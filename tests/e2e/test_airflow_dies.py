@@ -7,6 +7,9 @@ One Airflow for the module. The trainings of one part run side by side, since ea
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 
 from tests.e2e.gpu_rig import GpuRig, dag_source, gpu_rig, stays
@@ -24,6 +27,7 @@ DAGS = {
     "dag_deleted": dag("dag_deleted", LONG),
     "task_removed": dag("task_removed", 60),
     "scheduler_killed": dag("scheduler_killed", 60),
+    "database_away": dag("database_away", 100),
     "all_killed": dag("all_killed", 80),
     "ended_in_the_dark": dag("ended_in_the_dark", 30),
     "given_up": dag("given_up", LONG),
@@ -153,6 +157,28 @@ def test_a_scheduler_is_killed(rig):
 
     life.wait("success", deadline_s=180)
     assert sorted(set(life.steps_logged(1))) == list(range(1, 61))
+    assert_only_once(life)
+
+
+def test_the_database_is_away_for_a_while(rig):
+    """Nobody can write to it for twenty seconds; whoever dies of that is started again, and the end is told."""
+    life = Life(rig, "database_away")
+    life.training.wait_started()
+    life.wait_followed()
+
+    with closing(sqlite3.connect(rig.airflow.home / "airflow.db", timeout=30, isolation_level=None)) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        assert stays(lambda: life.training.alive, 20)
+        database.execute("ROLLBACK")
+
+    def succeeded_while_the_dead_are_started_again() -> bool:
+        for name in COMPONENTS:
+            if not rig.airflow.components[name].alive:
+                rig.airflow.restart_component(name)
+        return rig.api.task(life.name, life.run, "train")["state"] == "success"
+
+    wait_until(succeeded_while_the_dead_are_started_again, 240, "the task succeeds", interval_s=1.0)
+    assert sorted(set(life.steps_logged(1))) == list(range(1, 101))
     assert_only_once(life)
 
 

@@ -47,6 +47,20 @@ train()
 """
 
 
+RESUMING = """
+class Slow(GPUTrainingOperator):
+    def execute_complete(self, context, event):
+        import os, time
+        if context["ti"].try_number == 1:
+            open(os.environ["GPUALERT_TEST_FOLDER"] + "/resuming", "w").close()
+            time.sleep(600)
+        return super().execute_complete(context, event)
+
+Slow(task_id="train", ssh_conn_id="gpu_box", command="python3 train.py resuming 10 0", early_window=1, hold=2,
+     retries=1, retry_delay=timedelta(seconds=1))
+"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Where a DAG's own code and the test leave signs for each other."""
@@ -55,7 +69,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rig(folder):
-    dags = {**DAGS, "late": dag_source("late", LATE)}
+    dags = {**DAGS, "late": dag_source("late", LATE), "resuming": dag_source("resuming", RESUMING)}
     with gpu_rig(dags, config=FAST, env={"GPUALERT_TEST_FOLDER": str(folder)}, parallelism=6) as started:
         yield started
 
@@ -160,6 +174,18 @@ def test_a_worker_taken_for_dead_acts_late_and_launches_nothing(rig, folder):
     life.wait("success", deadline_s=180)
     assert_only_once(life)
     assert life.training.stopped == []
+
+
+def test_the_task_process_is_killed_while_it_resumes(rig, folder):
+    """The training has succeeded, and the worker dies before Airflow knows: the next try tells it, and trains nothing."""
+    life = Life(rig, "resuming")
+    wait_until((folder / "resuming").exists, 120, "the task has been resumed")
+
+    os.kill(life.pid_of_task(), signal.SIGKILL)
+
+    life.wait("success", deadline_s=120, try_number=2)
+    assert life.xcom("run_state") == "SUCCEEDED"
+    assert_only_once(life)
 
 
 @pytest.mark.parametrize(("name", "state", "code"), [("ended_alone", "success", 0), ("ended_alone_badly", "failed", 9)])

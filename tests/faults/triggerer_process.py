@@ -1,7 +1,7 @@
 """A triggerer that can be killed: a process of its own with many triggers, made from what was stored.
 
 ``python -m tests.faults.triggerer_process FOLDER``: reads FOLDER/triggers.json (launch id to arguments), follows all
-that have no event yet, writes every printed line to FOLDER/lines/LAUNCH.PID and each event to FOLDER/events/LAUNCH.
+that have no event yet, writes every printed line with its time to FOLDER/lines/LAUNCH.PID and each event to FOLDER/events/LAUNCH.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 from gpualert_provider.triggers import link_watch
@@ -26,7 +27,8 @@ class File(Log):
 
     def _add(self, level: str, text: str, *values: object, **keywords: object) -> None:
         if "timestamp" in keywords:  # a record of the training's own log
-            self._file.write(f"{text}\n")
+            now = time.time()
+            self._file.write("".join(f"{now:.3f}\t{line}\n" for line in text.split("\n")))
             self._file.flush()
 
 
