@@ -27,7 +27,7 @@ HEAD = """\
 Each fault meets four trainings on a machine of its own (processes, network, mounts, boot id and sshd of its own), one in each phase of its life: while it is
 launched, while it runs in silence, while it writes, and while it ends. Each would end with exit status 3 by itself. The cells say what was **found**, in that
 run: the state and the class that the task got, and the log against what the child wrote, by hash. Unless a cell says otherwise, there was one launch, and no
-process was left.
+process of the training was left. (Our own observer stays for up to a minute after its keepers were killed.)
 
 `whole`: byte for byte. `up to the fault`: as far as the child itself came, or could write. `from the cut on`: the log was cut from outside, and has what was
 written since. Where nothing was launched, the try was told so, with this kind of error, and tries again by its retries.
@@ -51,6 +51,8 @@ REST = """
 | a pid is used again | a record that names another process of that pid: alive only with the same start time and boot (`tests/contract/test_supervision.py`) |
 | keepers killed at any moment of a launch | random moments, seeded (`tests/contract/test_launch_chaos.py`) |
 | another machine answers to the name | `tests/contract/test_trigger.py`: LOST, `other_machine`; nothing of it is printed |
+| a log cut by its own child | `tests/contract/test_supervision.py`, `test_observer.py`, `test_log_budget.py`: a new generation, told in the task log |
+| no inode, no byte, no write right where the log should begin | `tests/contract/test_shells.py`, `test_log_before_launch.py`: the next root is used, and nothing is launched without a log |
 | an older follower's late stop | `tests/contract/test_stop.py`, `test_trigger.py`: refused by its epoch |
 | stale NFS | on the error that the kernel gives (`tests/unit/test_roots.py`, `test_rundir.py`): a refusal, never "not there" |
 | `KillUserProcesses`, `RemoveIPC` | on logind's answers (`tests/unit/test_survival.py`) |

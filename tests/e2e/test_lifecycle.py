@@ -115,6 +115,7 @@ def test_mark_failed_stops_the_training(rig, name):
 
 
 def test_clear_while_on_the_worker_stops_and_relaunches(rig):
+    """Before the deferral, too: the first training is stopped by its own task, and the second begins after it."""
     life = Life(rig, "cleared_early")
     first = life.training.wait_started()
     life.wait("running")

@@ -1,7 +1,8 @@
 """A triggerer that can be killed: a process of its own with many triggers, made from what was stored.
 
 ``python -m tests.faults.triggerer_process FOLDER``: reads FOLDER/triggers.json (launch id to arguments), follows all
-that have no event yet, writes every printed line with its time to FOLDER/lines/LAUNCH.PID and each event to FOLDER/events/LAUNCH.
+that have no event yet, writes every printed line with its time to FOLDER/lines/LAUNCH.PID, and each event to
+FOLDER/events/LAUNCH.
 """
 
 from __future__ import annotations
