@@ -89,17 +89,22 @@ def keep_log(
     if outcome.state is RunState.UNREACHABLE:
         return KeptLog(why_not="the host cannot be reached", fetch_command=command)
     deadline = time.monotonic() + limit_s
+    folder: Path | None = None
     try:
         # Connections come from Airflow's supervisor, which this thread talks to.
         destination = Destination.of(where)
-        kept = _within(
+        folder = Path(tempfile.mkdtemp(prefix="gpualert-log-"))
+        copy = folder / "log"
+        return _within(
             limit_s,
-            lambda: _keep(target, str(outcome.launch_id), destination, parts, redactor, root, deadline, tell),
+            lambda: _keep(target, str(outcome.launch_id), copy, destination, parts, redactor, root, deadline, tell),
         )
     except Exception as error:
         why = str(error) if isinstance(error, GpuAlertError) else f"{type(error).__name__}: {error}"
         return KeptLog(why_not=redactor.text(why), fetch_command=command)
-    return kept
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # also under a thread that was left behind
 
 
 def fetch_command(target: Target, launch_id: str | None, root: str | None = None) -> str | None:
@@ -113,6 +118,7 @@ def fetch_command(target: Target, launch_id: str | None, root: str | None = None
 def _keep(
     target: Target,
     launch_id: str,
+    copy: Path,
     destination: Destination,
     parts: tuple[str, ...],
     redactor: Redactor,
@@ -130,24 +136,18 @@ def _keep(
         in_time()
         time.sleep(max(0.0, min(seconds, deadline - time.monotonic())))
 
-    folder = Path(tempfile.mkdtemp(prefix="gpualert-log-"))
-    try:
-        copy = folder / "log"
-        patience_s = max(0.0, deadline - time.monotonic())
-        found = fetch.fetch_from(
-            target,
-            launch_id,
-            str(copy),
-            patience_s=patience_s,
-            root=root,
-            tell=tell,
-            progress=in_time,
-            sleep=nap,
-        )
-        masked = mask_in_place(copy, redactor, in_time)
-        url = destination.put(copy, (*parts, f"{launch_id}.log"))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    found = fetch.fetch_from(
+        target,
+        launch_id,
+        str(copy),
+        patience_s=max(0.0, deadline - time.monotonic()),
+        root=root,
+        tell=tell,
+        progress=in_time,
+        sleep=nap,
+    )
+    masked = mask_in_place(copy, redactor, in_time)
+    url = destination.put(copy, (*parts, f"{launch_id}.log"))
     return KeptLog(url=url, size_bytes=found["size_bytes"], sha256=found["sha256"], masked_bytes=masked)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +126,7 @@ def test_a_store_that_hangs_is_left_when_the_time_is_over(run: Any) -> None:
 
     assert end.outcome.exit_code == 9
     assert pushed["kept_log"]["why_not"] == "not done after 5 s"
+    assert not list(Path(tempfile.gettempdir()).glob("gpualert-log-*")), "the log is still on the worker"
     assert time.monotonic() - began < 40
 
 

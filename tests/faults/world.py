@@ -84,6 +84,8 @@ class World:
     trainings: dict[str, Training] = field(default_factory=dict)
     triggerer: Triggerer | None = None
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    #: what each training had written when the fault began
+    before: dict[str, bytes] = field(default_factory=dict)
 
     # ---- on the machine
 
@@ -263,6 +265,8 @@ def _strike(world: World, fault: Fault) -> None:
         world.launch(LAUNCHING)
     if not fault.ends_while_it_lasts:
         (world.home / "end").touch()
+    # The last line may stand in the witness and not yet in the log, or the other way round.
+    world.before = {phase: world.witness(phase)[:-400] for phase in PHASES}
     fault.begin(world)
     launcher = threading.Thread(target=world.launch, args=(LAUNCHING, 60.0 if fault.patience_s > 30 else 8.0))
     if fault.launches_while_it_lasts:

@@ -404,6 +404,8 @@ class GPUTrainingOperator(BaseOperator):
                 limit_s=arguments.seconds("keep_log_timeout", self.keep_log_timeout) or 0.0,
                 tell=self.log.info,
             )
+        except AirflowTaskTimeout:  # no Exception in Airflow 3.3; the training has ended within its time
+            kept = keep.KeptLog(why_not="execution_timeout was over first")
         except Exception as error:
             kept = keep.KeptLog(why_not=redactor.text(f"{type(error).__name__}: {error}"))
         if kept.url is None:

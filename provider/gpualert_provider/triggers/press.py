@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gpualert_provider.hooks import connections
 from gpualert_provider.triggers.own_sockets import OWN_SOCKETS, OwnSockets
 
 #: How often there is a burst while somebody has something to print.
@@ -38,8 +39,9 @@ BYTES_PER_S = 128 * 1024
 _RECORD_OVERHEAD_BYTES = 300
 #: With at most so much unread, a record of 64 KiB (some more as JSON) still finds room without blocking.
 ROOM_BYTES = 32 * 1024
-#: Of log that has come and is not printed, all triggers together; and one trigger at least.
-WAITING_BYTES = 1024 * 1024
+#: Of log that has come and is not printed, all triggers together; when it is more, each has an equal share, or at least
+#: the second of these.
+WAITING_BYTES = 2 * 1024 * 1024
 _LEAST_WAITING_BYTES = 8 * 1024
 #: Of the beginnings of all logs that are followed, together; and of one log at least.
 HEADS_BYTES = 64 * 1024 * 1024
@@ -81,6 +83,8 @@ class Press:
         self._followers = weakref.WeakSet[object]()
         self._turns: dict[object, _Turn] = {}  # in the order in which they come
         self._urgent: deque[_Turn] = deque()
+        self._waiting: dict[object, int] = {}
+        self._waiting_bytes = 0
         self._last_at = weakref.WeakKeyDictionary[object, float]()
         self._allowance = 0.0
         self._earned_at = clock()
@@ -98,10 +102,17 @@ class Press:
     def leaves(self, who: object) -> None:
         self._followers.discard(who)
         self._turns.pop(who, None)
+        self._waiting_bytes -= self._waiting.pop(who, 0)
 
-    @property
-    def waiting_share_bytes(self) -> int:
-        """How much log one trigger may have waiting now."""
+    def may_wait(self, who: object, waiting_bytes: int) -> int:
+        """
+        How much log ``who`` may have waiting now, when it has ``waiting_bytes``: all of it as long as there is room for
+        everybody's.
+        """
+        self._waiting_bytes += waiting_bytes - self._waiting.get(who, 0)
+        self._waiting[who] = waiting_bytes
+        if self._waiting_bytes <= WAITING_BYTES:
+            return WAITING_BYTES
         return max(_LEAST_WAITING_BYTES, WAITING_BYTES // max(1, len(self._turns) + len(self._urgent)))
 
     def ceiling_bytes(self, wanted: int | None) -> int | None:
@@ -203,7 +214,7 @@ class Press:
         self._readers.append(reader)
         self._look()
         try:
-            await asyncio.wait_for(asyncio.shield(reader.read), limit_s)
+            await connections.within(reader.read, limit_s)
             return True
         except TimeoutError:
             return False

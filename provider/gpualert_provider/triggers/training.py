@@ -250,6 +250,7 @@ class GpuTrainingTrigger(BaseTrigger):
                 "offset": self._writer.end.offset_bytes,
             }
         self._acknowledged = None
+        self._ended = False
         budget = log_budget(press().ceiling_bytes(self.ceiling_bytes))
         frames = self._session.follow(
             self.launch_id, where, attach=True, who=self._who(), tick_s=_TICK_S, budget=budget
@@ -257,6 +258,9 @@ class GpuTrainingTrigger(BaseTrigger):
         async for frame in frames:
             if frame.type == "ended":
                 return await self._heard_the_end(frame)
+            if frame.type == "skipped" and self._writer is not None and self._writer.waiting_bytes > RECORD_BYTES:
+                # What came before a part that is left out goes out before the word about it, and not all at once.
+                await press().finish(self, self._print_some, self._context)
             self._take(frame)
             if self._out_of_sight is not None:
                 watch.failed(self._out_of_sight, lasting=True)
@@ -321,7 +325,7 @@ class GpuTrainingTrigger(BaseTrigger):
             raise trouble
         if self._writer is None:
             return
-        self._writer.drop_beyond(press().waiting_share_bytes)
+        self._writer.drop_beyond(press().may_wait(self, self._writer.waiting_bytes))
         if self._writer.waiting_bytes:
             press().ask(self, self._print_some, self._context)
 
@@ -352,7 +356,7 @@ class GpuTrainingTrigger(BaseTrigger):
     async def _heard_the_end(self, frame: Frame) -> Outcome:
         if self._writer is not None:
             self._ended = True
-            self._writer.drop_beyond(press().waiting_share_bytes)
+            self._writer.drop_beyond(press().may_wait(self, self._writer.waiting_bytes))
             await press().finish(self, self._print_some, self._context)
             if self._print_trouble is not None:
                 raise self._print_trouble

@@ -8,11 +8,12 @@ from datetime import timedelta
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
+from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout, TaskDeferred
 
 from gpualert.errors import InvalidSpec
 from gpualert.outcome import Outcome
 from gpualert.records import ExitStatus, RunState
+from gpualert_provider import keep
 from gpualert_provider.exceptions import GpuTrainingFailed, InvalidRequest, LaunchRefused
 from gpualert_provider.ledger import EntryStatus
 from gpualert_provider.operators.training import GPUTrainingOperator
@@ -111,6 +112,32 @@ def test_without_a_connection_it_blocks(world):
 
 def test_not_deferrable_blocks(world):
     assert world.run(deferrable=False, early_window=0) is None
+
+
+@pytest.mark.parametrize("trouble", [AirflowTaskTimeout("over"), RuntimeError("disk full"), OSError(28, "full")])
+@pytest.mark.parametrize("code", [0, 3])
+def test_keeping_the_log_never_changes_the_end(world, monkeypatch, trouble, code):
+    """Not even when execution_timeout, which Airflow counts anew for each leg, is over while the log is kept."""
+
+    def breaks(*_, **__):
+        raise trouble
+
+    monkeypatch.setattr(keep, "keep_log", breaks)
+    if code:
+        world.host.end, world.host.exit_code = RunState.FAILED, code
+        with pytest.raises(GpuTrainingFailed):
+            world.run(keep_log="/kept")
+    else:
+        world.run(keep_log="/kept")
+    assert world.pushed["exit_code"] == code
+    assert world.pushed["kept_log"]["url"] is None and world.pushed["kept_log"]["why_not"]
+    assert world.ledger.last.status is EntryStatus.REPORTED
+
+
+@pytest.mark.parametrize("wrong", ["logs", "", 3, "s3://key:secret@bucket"])
+def test_a_destination_that_cannot_be_right_is_an_import_error(world, wrong):
+    with pytest.raises(InvalidSpec, match="keep_log"):
+        world.operator(keep_log=wrong)
 
 
 @pytest.mark.parametrize("broken", ["xcom", "ledger"])

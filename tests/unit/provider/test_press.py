@@ -184,18 +184,20 @@ def test_an_end_that_is_given_up_leaves_nothing_behind(fast: None) -> None:
 
 
 def test_what_may_wait_is_shared() -> None:
-    """Alone a trigger may have a megabyte that is not printed; among a thousand each keeps a little."""
+    """One may have all that there is room for; when everybody wants it, each keeps a little."""
 
-    async def story(press: Press, sockets: Sockets) -> tuple[int, int]:
-        alone = press.waiting_share_bytes
+    async def story(press: Press, sockets: Sockets) -> list[int]:
         sockets.unread = ROOM_BYTES
         printers = [Printer() for _ in range(1000)]
         for printer in printers:
             press.ask(printer, printer, printer.context)
-        return alone, press.waiting_share_bytes
+        found = [press.may_wait(printers[0], WAITING_BYTES)]
+        found += [press.may_wait(printers[1], 10_000), press.may_wait(printers[1], 5_000)]
+        press.leaves(printers[0])
+        return [*found, press.may_wait(printers[1], 1_000_000)]
 
-    alone, among = with_press(story)
-    assert alone == WAITING_BYTES and 0 < among <= 8 * 1024
+    alone, among, still, again = with_press(story)
+    assert alone == again == WAITING_BYTES and among == still == 8 * 1024
 
 
 def test_beginnings_are_shared_among_those_who_follow() -> None:
