@@ -118,7 +118,11 @@ def test_a_host_that_went_away_costs_the_copy_alone(run: Any, ssh_host: SshHost,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_store_that_hangs_is_left_when_the_time_is_over(run: Any) -> None:
+def test_a_store_that_hangs_is_left_when_the_time_is_over(
+    run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And the log does not stay behind on the worker."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     attached("hangs", Hangs())
     began = time.monotonic()
 
@@ -126,7 +130,7 @@ def test_a_store_that_hangs_is_left_when_the_time_is_over(run: Any) -> None:
 
     assert end.outcome.exit_code == 9
     assert pushed["kept_log"]["why_not"] == "not done after 5 s"
-    assert not list(Path(tempfile.gettempdir()).glob("gpualert-log-*")), "the log is still on the worker"
+    assert list(tmp_path.glob("gpualert-log-*")) == []
     assert time.monotonic() - began < 40
 
 
