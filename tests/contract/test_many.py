@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpualert_provider.hooks import connections
 from gpualert_provider.hooks.target import SshTarget
+from tests.contract.test_host_link import attempts
 from tests.contract.test_trigger import connect, no_waiting_after_failures, trigger_for
 from tests.support.sessions import started, target_of
 from tests.support.sshd import SshHost
 from tests.support.triggering import Log, Triggerer
 from tests.support.waiting import wait_until
 
-__all__ = ["no_waiting_after_failures"]
-
-
-@pytest.fixture
-def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """When the triggerer tried a connection."""
-    made: list[float] = []
-    connect_once = connections._connect
-
-    async def counted(*arguments: Any) -> Any:
-        made.append(time.monotonic())
-        return await connect_once(*arguments)
-
-    monkeypatch.setattr(connections, "_connect", counted)
-    yield made
+__all__ = ["attempts", "no_waiting_after_failures"]
 
 
 @pytest.fixture

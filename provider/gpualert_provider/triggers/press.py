@@ -34,7 +34,7 @@ _URGENT_S = 0.05
 #: A trigger prints no more often.
 SHORTEST_INTERVAL_S = 1.0
 #: So much of all training logs goes to task logs in a second, what Airflow adds to each record included.
-BYTES_PER_S = 128 * 1024
+BYTES_PER_S = 80 * 1024
 #: What Airflow adds to a record: time, level, logger and trigger, as JSON.
 _RECORD_OVERHEAD_BYTES = 300
 #: With at most so much unread, a record of 64 KiB (some more as JSON) still finds room without blocking.

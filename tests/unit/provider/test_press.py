@@ -77,7 +77,7 @@ def test_many_print_in_the_same_burst(fast: None) -> None:
         await until(lambda: not any(printer.left for printer in printers))
         return sockets.looks
 
-    assert with_press(story) <= 2
+    assert with_press(story) <= 3, "fifty have asked, and so many bursts were needed"
 
 
 def test_each_prints_in_its_own_context(fast: None) -> None:
